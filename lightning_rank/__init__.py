@@ -1,0 +1,69 @@
+"""Ranking metrics, losses and callbacks for PyTorch Lightning and torchmetrics.
+
+Names are loaded when first used, so that the import is light. What belongs to Lightning (``RankingMonitor``, ``RankingModule``, the
+data modules) comes from ``lightning_rank.lightning`` where ``lightning.pytorch`` has been imported and ``pytorch_lightning`` has
+not, else from ``lightning_rank.pytorch_lightning``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lightning_rank.data.batches import QueryBatchSampler, RankingDataset
+    from lightning_rank.data.letor import read_letor
+    from lightning_rank.data.synthetic import BayesOptimalScorer, make_ranking
+    from lightning_rank.losses import ApproxNDCGLoss, ListNetLoss, RankingLoss, SoftmaxLoss, loss
+    from lightning_rank.metrics import (
+        DCG,
+        MAP,
+        MRR,
+        NDCG,
+        HitRate,
+        Precision,
+        RankingMetric,
+        RankingMetrics,
+        Recall,
+        metric,
+    )
+    from lightning_rank.models import FeatureTransform, LinearScorer, MLPScorer
+    from lightning_rank.pytorch_lightning import (
+        LetorDataModule,
+        PredictionWriter,
+        RankingModule,
+        RankingMonitor,
+        SyntheticDataModule,
+    )
+
+_WHERE = {
+    "lightning_rank.metrics": (
+        "DCG", "MAP", "MRR", "NDCG", "HitRate", "Precision", "RankingMetric", "RankingMetrics", "Recall", "metric",
+    ),
+    "lightning_rank.losses": ("ApproxNDCGLoss", "ListNetLoss", "RankingLoss", "SoftmaxLoss", "loss"),
+    "lightning_rank.models": ("FeatureTransform", "LinearScorer", "MLPScorer"),
+    "lightning_rank.data.batches": ("QueryBatchSampler", "RankingDataset"),
+    "lightning_rank.data.letor": ("read_letor",),
+    "lightning_rank.data.synthetic": ("BayesOptimalScorer", "make_ranking"),
+    "": ("LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "SyntheticDataModule"),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605  # computed, so that a name stands in one place
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULE_OF[name]
+    if not module:
+        only_lightning = "lightning.pytorch" in sys.modules and "pytorch_lightning" not in sys.modules
+        module = "lightning_rank.lightning" if only_lightning else "lightning_rank.pytorch_lightning"
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,263 @@
+"""What joins a Lightning Trainer: metrics at validation and test, and files of predictions.
+
+The classes here know no Lightning package; ``lightning_rank.pytorch_lightning`` and ``lightning_rank.lightning`` join them to the
+``Callback`` of each.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_rank.data.batches import RankingDataset
+from lightning_rank.data.trec import write_run, write_scores
+from lightning_rank.metrics import RankingMetrics
+
+_INPUTS = ("preds", "target", "mask", "indexes", "offsets", "judged", "ideal", "ideal_mask")
+
+
+class RankingMonitorMixin:
+    """Logs ranking metrics once an epoch, in ``fit``, ``validate`` and ``test``.
+
+    It reads what ``validation_step`` and ``test_step`` return: a dict with ``preds`` and ``target``, and ``mask``, ``indexes`` or
+    ``offsets`` for the layout, as ``RankingMetrics.update`` takes them. The values are exact over uneven batches and processes,
+    and there in the same epoch for ModelCheckpoint and EarlyStopping. With several dataloaders each has its own values, under
+    ``val/ndcg@10/dataloader_idx_0`` as Lightning names them, or under its own name where the dataloaders came as a dict.
+
+    Args:
+        metrics: names of metrics.
+        prefix: put before each name in place of ``val/`` and ``test/``.
+        keys: other names of the step's outputs, as ``{"preds": "logits"}``.
+        convention: the options of a tool by its name, such as ``"trec_eval"``.
+        gain, ties, min_relevance, denominator, empty_target_action, ignore_index: conventions, where they should not be the
+            default ones.
+        num_queries: log how many queries count, as ``num_queries``.
+        empty_queries: log how many queries have no relevant item, as ``empty_queries``.
+        prog_bar: show the metrics in the progress bar.
+
+    Raises:
+        ValueError: an unknown metric or option; two monitors that would log the same key; a step that returned nothing usable; NaN
+            scores.
+
+    Example:
+        >>> from lightning_rank.pytorch_lightning import RankingMonitor
+        >>> monitor = RankingMonitor(["ndcg@5", "mrr"], keys={"preds": "logits"})
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[str] = ("ndcg@10", "map", "mrr"),
+        *,
+        prefix: str | None = None,
+        keys: dict[str, str] | None = None,
+        convention: str | None = None,
+        gain: str | list[float] | None = None,
+        ties: str | None = None,
+        min_relevance: float | None = None,
+        denominator: str | None = None,
+        empty_target_action: str | None = None,
+        ignore_index: int | None = None,
+        num_queries: bool = False,
+        empty_queries: bool = False,
+        prog_bar: bool = False,
+    ) -> None:
+        super().__init__()
+        conventions = {
+            "convention": convention,
+            "gain": gain,
+            "ties": ties,
+            "min_relevance": min_relevance,
+            "denominator": denominator,
+            "empty_target_action": empty_target_action,
+            "ignore_index": ignore_index,
+        }
+        self._template = RankingMetrics(metrics, **{k: v for k, v in conventions.items() if v is not None})
+        if unknown := sorted((keys or {}).keys() - set(_INPUTS)):
+            raise ValueError(
+                f"`keys` says what the step calls {', '.join(_INPUTS)}; {', '.join(map(repr, unknown))} is none of them."
+            )
+        self.prefix = prefix
+        self.keys = {name: name for name in _INPUTS} | (keys or {})
+        self.num_queries, self.empty_queries, self.prog_bar = num_queries, empty_queries, prog_bar
+        self._metrics: list[RankingMetrics] = []
+
+    def new_metrics(self) -> RankingMetrics:
+        """The monitor's metrics, without data: for values under the same conventions elsewhere."""
+        return self._template.clone()
+
+    def logged_keys(self, stage: str) -> list[str]:
+        """What is logged for one dataloader; ``stage`` is ``"val"`` or ``"test"``."""
+        names = list(self._template.names)
+        names += ["num_queries"] * self.num_queries + ["empty_queries"] * self.empty_queries
+        return [self._prefix(stage) + name for name in names]
+
+    def _prefix(self, stage: str) -> str:
+        return f"{stage}/" if self.prefix is None else self.prefix
+
+    # Hooks ------------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        for other in trainer.callbacks:
+            if other is self or not isinstance(other, RankingMonitorMixin):
+                continue
+            shared = [key for key in self.logged_keys("val") if key in other.logged_keys("val")]
+            if shared:
+                raise ValueError(
+                    f"Two RankingMonitors would log {', '.join(shared)}, and Lightning would average them: give one another "
+                    "`prefix`, such as prefix='linear/'."
+                )
+
+    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._start(len(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches), pl_module)
+
+    def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._start(len(trainer.num_test_batches), pl_module)
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if trainer.sanity_checking:
+            # A sanity check must not fail, but what is wrong with the step can be said before the first epoch.
+            try:
+                self._inputs(outputs, pl_module, "validation_step")
+            except ValueError as error:
+                warnings.warn(str(error), stacklevel=2)
+            return
+        self._update(outputs, pl_module, "validation_step", batch_idx, dataloader_idx)
+
+    def on_test_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._update(outputs, pl_module, "test_step", batch_idx, dataloader_idx)
+
+    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._log(trainer, pl_module, "val", trainer.val_dataloaders)
+
+    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._log(trainer, pl_module, "test", trainer.test_dataloaders)
+
+    # What they do -----------------------------------------------------------------------------------------------------
+
+    def _start(self, num_loaders: int, pl_module: Any) -> None:
+        # Made anew, and on every process for every dataloader, so that a process without data joins in all the same.
+        self._metrics = [self.new_metrics().to(pl_module.device) for _ in range(num_loaders)]
+
+    def _inputs(self, outputs: Any, pl_module: Any, step: str) -> dict[str, Tensor]:
+        where = f"{type(pl_module).__name__}.{step}"
+        wanted = f"a dict with '{self.keys['preds']}' (scores) and '{self.keys['target']}' (grades)"
+        layout = "and 'mask', 'indexes' or 'offsets' where queries are padded or flat"
+        if not isinstance(outputs, Mapping):
+            came = "None" if outputs is None else f"a {type(outputs).__name__}"
+            raise ValueError(f"RankingMonitor needs {where} to return {wanted}, {layout}; it returned {came}.")
+        inputs = {name: outputs[key] for name, key in self.keys.items() if outputs.get(key) is not None}
+        if "preds" not in inputs or "target" not in inputs:
+            raise ValueError(
+                f"RankingMonitor needs {where} to return {wanted}, {layout}; the keys that came are "
+                f"{', '.join(map(repr, outputs)) or 'none'}. Rename with RankingMonitor(keys={{'preds': ..., 'target': ...}})."
+            )
+        return inputs
+
+    def _update(self, outputs: Any, pl_module: Any, step: str, batch_idx: int, dataloader_idx: int) -> None:
+        inputs = self._inputs(outputs, pl_module, step)
+        metrics = self._metrics[dataloader_idx]
+        if isinstance(inputs["preds"], Tensor) and metrics.device != inputs["preds"].device:
+            metrics.to(inputs["preds"].device)
+        try:
+            metrics.update(inputs.pop("preds"), inputs.pop("target"), **inputs)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{type(pl_module).__name__}.{step}, batch {batch_idx}: {error}") from error
+
+    def _log(self, trainer: Any, pl_module: Any, stage: str, loaders: Any) -> None:
+        if len(self._metrics) == 1:
+            suffixes = [""]
+        elif isinstance(loaders, Mapping):
+            suffixes = [f"/{name}" for name in loaders]
+        else:
+            suffixes = [f"/dataloader_idx_{i}" for i in range(len(self._metrics))]
+        for metrics, suffix in zip(self._metrics, suffixes, strict=True):
+            values: dict[str, Any] = dict(metrics.compute())
+            empty = metrics.num_empty
+            if self.num_queries:
+                counted = metrics.num_queries
+                values["num_queries"] = float(max(counted.values()))
+            if self.empty_queries:
+                values["empty_queries"] = float(max(empty.values()))
+            for name, value in values.items():
+                pl_module.log(
+                    self._prefix(stage) + name + suffix,
+                    value,
+                    prog_bar=self.prog_bar and not name.endswith("_queries"),
+                    # Equal on all processes already; said so that Lightning does not warn.
+                    sync_dist=trainer.world_size > 1,
+                    add_dataloader_idx=False,
+                )
+
+
+class PredictionWriterMixin:
+    """Writes what ``predict`` scored: a TREC run file, and one score per item in the order of the input.
+
+    It reads what ``RankingModule.predict_step`` returns, for the ``RankingDataset`` of a data module. With several processes, the
+    first one writes for all.
+
+    Args:
+        run: path of the run file, ``query Q0 document rank score tag``; None writes none.
+        scores: path of the file with a score per line; None writes none.
+        tag: name of the run.
+        overwrite: replace files that exist.
+
+    Raises:
+        FileExistsError: a file exists, said before anything is scored.
+    """
+
+    def __init__(
+        self, run: str | None = None, scores: str | None = None, tag: str = "lightning_rank", overwrite: bool = False
+    ) -> None:
+        super().__init__()
+        self.run, self.scores, self.tag, self.overwrite = run, scores, tag, overwrite
+        self._scored: list[tuple[Tensor, Tensor]] = []
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage != "predict" or self.overwrite or not trainer.is_global_zero:
+            return
+        for path in (self.run, self.scores):
+            if path is not None and Path(path).exists():
+                raise FileExistsError(f"{path} exists: choose another file, or say overwrite.")
+
+    def on_predict_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._scored = []
+
+    def on_predict_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        offsets = trainer.predict_dataloaders.dataset.offsets[outputs["query"].cpu()]
+        mask = outputs["mask"].cpu()
+        items = offsets[:, None] + torch.arange(mask.shape[1])
+        self._scored.append((items[mask], outputs["preds"].detach().float().cpu()[mask]))
+
+    def on_predict_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.run is None and self.scores is None:
+            return
+        parts = [self._scored]
+        if trainer.world_size > 1:
+            parts = [[] for _ in range(trainer.world_size)]
+            torch.distributed.all_gather_object(parts, self._scored)
+        if not trainer.is_global_zero:
+            return
+        dataset = trainer.predict_dataloaders.dataset
+        if not isinstance(dataset, RankingDataset):
+            raise TypeError(f"PredictionWriter needs the data to be a RankingDataset, got {type(dataset).__name__}.")
+        scores = torch.full((len(dataset.grades),), torch.nan)
+        for items, values in (pair for part in parts for pair in part):
+            scores[items] = values
+        if (missing := int(scores.isnan().sum())) > 0:
+            warnings.warn(f"{missing} of {len(scores)} items have no score (or NaN), as `limit_predict_batches` leaves them.", stacklevel=2)
+        if self.run is not None:
+            write_run(self.run, dataset, scores, tag=self.tag)
+        if self.scores is not None:
+            write_scores(self.scores, dataset, scores)

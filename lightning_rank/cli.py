@@ -1,0 +1,152 @@
+"""The command ``lightning-rank``: fit, validate, test and predict from a configuration file, on LightningCLI."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningDataModule
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
+
+from lightning_rank.data.batches import QueryBatchSampler, RankingDataset
+from lightning_rank.metrics import RankingMetrics
+from lightning_rank.pytorch_lightning import PredictionWriter, RankingModule, RankingMonitor
+from lightning_rank.report.curves import plot_curves
+from lightning_rank.report.tables import print_table
+
+
+class RankingCLI(LightningCLI):
+    """LightningCLI for rankers: monitors, keeps the best checkpoint by the first metric, and tests it after ``fit``."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(PredictionWriter, "predictions")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        callbacks: list[Callback] = list(self._get(self.config_init, "trainer.callbacks") or [])
+
+        def has(kind: type) -> bool:
+            return any(isinstance(callback, kind) for callback in callbacks)
+
+        if not has(RankingMonitor):
+            callbacks.append(RankingMonitor())
+        trainer = self._get(self.config_init, "trainer")
+        if not has(ModelCheckpoint) and trainer.get("enable_checkpointing") is not False:
+            chosen_by = self._monitor(callbacks).logged_keys("val")[0]
+            callbacks.append(
+                ModelCheckpoint(monitor=chosen_by, mode="max", filename="best-epoch={epoch}", auto_insert_metric_name=False)
+            )
+        shows_progress = trainer.get("enable_progress_bar") is not False
+        if shows_progress and not has(ProgressBar) and find_spec("rich") is not None:
+            from pytorch_lightning.callbacks import RichProgressBar
+
+            callbacks.append(RichProgressBar(leave=False))
+        if self.subcommand == "predict":
+            callbacks.append(self._get(self.config_init, "predictions"))
+        logger = trainer.get("logger")
+        if logger is None or logger is True:
+            logger = CSVLogger(trainer.get("default_root_dir") or ".")
+        return super().instantiate_trainer(callbacks=callbacks, logger=logger, **kwargs)
+
+    @staticmethod
+    def _monitor(callbacks: list[Callback]) -> RankingMonitor:
+        return next(callback for callback in callbacks if isinstance(callback, RankingMonitor))
+
+    def before_predict(self) -> None:
+        writer = self._get(self.config_init, "predictions")
+        if writer.run is None and writer.scores is None:
+            raise SystemExit("predict needs a file to write: --predictions.run RUN.txt or --predictions.scores SCORES.txt.")
+
+    def after_fit(self) -> None:
+        """Test the best checkpoint, and say how good it is, where everything lies and what comes next."""
+        trainer, data = self.trainer, self.datamodule
+        if trainer.interrupted or trainer.fast_dev_run:
+            return
+        has_test = data.has("test") if hasattr(data, "has") else True
+        best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+        if has_test:
+            trainer.test(self.model, datamodule=data, ckpt_path=best or None, verbose=False)
+        self._say_results(best, has_test)
+
+    @rank_zero_only
+    def _say_results(self, best: str, has_test: bool) -> None:
+        log_dir = self.trainer.log_dir
+        if has_test:
+            self._print_test_table()
+        else:
+            print("There is no test file, so nothing was tested; give one as --data.test FILE.")
+        print(f"\ncheckpoint  {best or 'none was kept'}")
+        if log_dir is not None and Path(log_dir, "metrics.csv").exists():
+            print(f"curves      {self._draw_curves(Path(log_dir, 'metrics.csv'))}")
+        if best and log_dir is not None:
+            config = f"--config {Path(log_dir, 'config.yaml')} --ckpt_path {best}"
+            print(f"next        lightning-rank predict {config} --predictions.run run.txt")
+
+    def _draw_curves(self, path: Path) -> str:
+        if find_spec("matplotlib") is None:
+            return f"{path} (a picture too with: pip install 'lightning-rank[plot]')"
+        chosen_by = getattr(self.trainer.checkpoint_callback, "monitor", None) or "val/ndcg@10"
+        try:
+            plot_curves(path, chosen_by=chosen_by).savefig(path.with_name("curves.png"), dpi=120)
+        except ValueError:  # no validation metric was logged, as without a validation file
+            return str(path)
+        return f"{path}, {path.with_name('curves.png')}"
+
+    def _print_test_table(self) -> None:
+        monitor = self._monitor(self.trainer.callbacks)
+        columns = {"random order": lambda batch: torch.zeros_like(batch["target"])}
+        values = {
+            name.removeprefix("test/"): value.item()
+            for name, value in self.trainer.callback_metrics.items()
+            if name in monitor.logged_keys("test")
+        }
+        prefix = monitor.logged_keys("test")[0].removesuffix(monitor.new_metrics().names[0])
+        tested = {name: self.trainer.callback_metrics[prefix + name].item() for name in monitor.new_metrics().names}
+        optimal = getattr(self.datamodule, "optimal_scorer", None)
+        if optimal is not None:
+            columns["best possible"] = lambda batch: optimal(batch["features"])
+        columns["ideal order"] = lambda batch: batch["target"]
+        data = self.datamodule.splits["test"]
+        references = {name: evaluate(data, scores, monitor.new_metrics()) for name, scores in columns.items()}
+        names = ["random order", "this model", *[name for name in columns if name != "random order"]]
+        rows = [
+            [metric, *(f"{(tested if name == 'this model' else references[name])[metric]:.4f}" for name in names)]
+            for metric in tested
+        ]
+        print()
+        print_table(f"Test: {len(data)} queries", ["", *names], rows)
+
+
+@torch.no_grad()
+def evaluate(
+    data: RankingDataset, score: Callable[[dict[str, Tensor]], Tensor], metrics: RankingMetrics
+) -> dict[str, float]:
+    """Metrics of what ``score`` makes of each batch of a data set."""
+    for queries in QueryBatchSampler(data.lengths, 256):
+        batch = data[queries]
+        metrics.update(score(batch), batch["target"], mask=batch["mask"])
+    return {name: value.item() for name, value in metrics.compute().items()}
+
+
+def main(args: list[str] | None = None) -> int:
+    """Entry point of the command ``lightning-rank``; returns the exit status."""
+    RankingCLI(
+        RankingModule,
+        LightningDataModule,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        parser_kwargs={"prog": "lightning-rank", "description": "Train and evaluate rankers."},
+        args=args,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Sources of ranked lists: files, generators, and how they become batches."""

@@ -1,0 +1,208 @@
+"""LightningDataModules for ranking data: LETOR files and generated queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lightning_rank.data.batches import QueryBatchSampler, RankingDataset
+from lightning_rank.data.letor import read_letor
+from lightning_rank.data.synthetic import BayesOptimalScorer, make_ranking
+
+_STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+
+
+class _RankingData:
+    """Batches of whole queries from in-memory data sets, one for each split."""
+
+    def __init__(
+        self, batch_size: int, max_items: int | None, shuffle: bool, num_workers: int, num_features: int | None, seed: int
+    ) -> None:
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("max_items", max_items), ("num_features", num_features)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"`{name}` must be a whole number >= 1, got {value!r}.")
+        self.batch_size, self.max_items, self.shuffle = batch_size, max_items, shuffle
+        self.num_workers, self.num_features, self.seed = num_workers, num_features, seed
+        self.splits: dict[str, RankingDataset] = {}
+
+    def load(self, split: str) -> RankingDataset:
+        """The data of ``"train"``, ``"val"``, ``"test"`` or ``"predict"``."""
+        raise NotImplementedError
+
+    def has(self, split: str) -> bool:
+        """Whether there is data for a split."""
+        raise NotImplementedError
+
+    def setup(self, stage: str) -> None:
+        for split in _STAGES[stage]:
+            if split not in self.splits and (self.has(split) or split != "val"):
+                self.splits[split] = self.load(split)
+        if stage == "fit" and self.num_features is None:
+            self.num_features = self.splits["train"].num_features
+
+    def train_features(self) -> Tensor:
+        """``[item, feature]`` of the training data, for what is learnt from it before training."""
+        return self._data("train").features
+
+    def _data(self, split: str) -> RankingDataset:
+        data = self.splits[split]
+        return data if self.num_features is None else data.widened(self.num_features)
+
+    def _loader(self, split: str) -> DataLoader:
+        data = self._data(split)
+        shuffle = split == "train" and self.shuffle
+        if split == "train" and self.max_items is not None:
+            data = replace(data, max_items=self.max_items)
+        sampler = QueryBatchSampler(data.lengths, self.batch_size, shuffle=shuffle, seed=self.seed)
+        # The sampler gives whole batches, which the data set looks up at once.
+        return DataLoader(
+            data,
+            sampler=sampler,
+            batch_size=None,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader("train")
+
+    def val_dataloader(self) -> DataLoader | list:
+        return self._loader("val") if "val" in self.splits else []
+
+    def test_dataloader(self) -> DataLoader:
+        return self._loader("test")
+
+    def predict_dataloader(self) -> DataLoader:
+        return self._loader("predict")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_features": self.num_features}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Files with fewer features than the training data had (sparse ones leave out zeros) are widened to it.
+        self.num_features = state_dict["num_features"]
+
+
+class LetorDataModuleMixin(_RankingData):
+    """LETOR files (``grade qid:id feature:value ... # comment``, also gzip) for training and evaluation.
+
+    Args:
+        root: folder that file names are relative to; where no file is named, its ``train.txt``, ``vali.txt`` and ``test.txt``.
+        train, val, test, predict: a file, or a list of files that are read as one; ``predict`` is ``test`` if not given.
+        batch_size: queries per batch; batches hold lists of similar length.
+        max_items: cut longer lists, in training only: the items graded above 0 are kept first, then others at random, anew
+            in each epoch.
+        shuffle: another order of the training queries in each epoch.
+        num_workers: processes that make batches; 0 is fastest for data in memory.
+        num_features: the declared number of features; None takes it from the training data.
+        seed: of the order.
+
+    Raises:
+        ValueError: a split is needed and has no file, a malformed line (named), or a number is out of its range.
+        FileNotFoundError: no such file.
+
+    Example:
+        >>> from lightning_rank.pytorch_lightning import LetorDataModule
+        >>> fold1 = LetorDataModule("MQ2008", train=["S1.txt", "S2.txt", "S3.txt"], val="S4.txt", test="S5.txt")
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        train: str | list[str] | None = None,
+        val: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        predict: str | list[str] | None = None,
+        batch_size: int = 64,
+        max_items: int | None = None,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        num_features: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, max_items, shuffle, num_workers, num_features, seed)
+        self.root = root
+        named = {"train": train, "val": val, "test": test, "predict": predict}
+        if root is None and not any(named.values()):
+            raise ValueError("LetorDataModule needs `root`, or files for `train`, `val`, `test` or `predict`.")
+        self.files = {split: self._paths(files) for split, files in named.items()}
+        if root is not None and not any(named.values()):
+            # A missing one is found out when it is needed: a fold may have no test file.
+            defaults = {"train": "train.txt", "val": "vali.txt", "test": "test.txt"}
+            self.files |= {split: [Path(root, name)] for split, name in defaults.items() if Path(root, name).exists()}
+        if not self.files["predict"]:
+            self.files["predict"] = self.files["test"]
+
+    def _paths(self, files: str | Sequence[str] | None) -> list[Path]:
+        names = [files] if isinstance(files, str | Path) else list(files or [])
+        return [Path(self.root or "", name) for name in names]
+
+    def has(self, split: str) -> bool:
+        return bool(self.files[split])
+
+    def load(self, split: str) -> RankingDataset:
+        if not self.files[split]:
+            place = "" if self.root is None else f" {self.root} holds no such file by its usual name."
+            raise ValueError(f"LetorDataModule has no `{split}` file.{place} Give one, as `{split}: FILE`.")
+        return read_letor(*self.files[split], num_features=self.num_features)
+
+
+class SyntheticDataModuleMixin(_RankingData):
+    """Generated queries of a stated difficulty, for which the best possible scorer is known.
+
+    Args:
+        num_train, num_val, num_test: queries per split.
+        min_items, max_items: range of list lengths.
+        num_features: number of features.
+        difficulty: share of what makes a grade that no scorer can know, in [0, 1).
+        batch_size: queries per batch.
+        seed: of the data and their order.
+
+    Raises:
+        ValueError: a number is out of its range.
+
+    Example:
+        >>> from lightning_rank.pytorch_lightning import SyntheticDataModule
+        >>> data = SyntheticDataModule(num_train=10, difficulty=0.2)
+        >>> data.setup("fit")
+        >>> len(data.splits["train"])
+        10
+    """
+
+    def __init__(
+        self,
+        num_train: int = 1000,
+        num_val: int = 300,
+        num_test: int = 300,
+        min_items: int = 10,
+        max_items: int = 40,
+        num_features: int = 16,
+        difficulty: float = 0.3,
+        batch_size: int = 64,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, None, True, 0, num_features, seed)
+        self.sizes = {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
+        self.min_items, self.longest, self.difficulty = min_items, max_items, difficulty
+        self.optimal_scorer = BayesOptimalScorer(num_features, seed)
+
+    def has(self, split: str) -> bool:
+        return True
+
+    def load(self, split: str) -> RankingDataset:
+        return make_ranking(
+            self.sizes[split],
+            min_items=self.min_items,
+            max_items=self.longest,
+            num_features=self.optimal_scorer.weight.numel(),
+            difficulty=self.difficulty,
+            seed=self.seed,
+            split=("train", "val", "test", "predict").index("test" if split == "predict" else split),
+        )

@@ -1,0 +1,294 @@
+"""One function per metric: from a ``Ranking`` to one value per query. The table at the foot lists them all.
+
+A value is NaN for a query that has none (no relevant item); what a mean makes of that is decided where means are taken.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_rank.conventions import (
+    DENOMINATORS,
+    Gain,
+    check_choice,
+    check_gain,
+    check_number,
+    check_top_k,
+    options_of,
+    unknown,
+    value_dtype,
+)
+from lightning_rank.functional.ranking import Ranking, rank
+
+
+def dcg(ranking: Ranking, top_k: int | None = None, *, gain: Gain = "exp2") -> Tensor:
+    """Discounted cumulative gain: the sum of gain / log2(rank + 1).
+
+    Returns:
+        [query] >= 0; NaN for a query with no grade above 0.
+
+    Source: Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002; gain 2^g - 1: Burges et al.,
+    "Learning to rank using gradient descent", ICML 2005.
+    """
+    value = ranking.sum(ranking.gain(gain) * ranking.discount(), top_k)
+    return torch.where(ranking.top_grade() > 0, value, torch.nan)
+
+
+def ndcg(ranking: Ranking, top_k: int | None = None, *, gain: Gain = "exp2") -> Tensor:
+    """DCG divided by the DCG of the ideal order of all judged items, both cut at ``top_k``.
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no grade above 0.
+
+    Source: Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002.
+    """
+    best = ranking.ideal_dcg(top_k, gain, scaled=True)
+    has_value = (ranking.top_grade() > 0) & (best > 0)
+    value = ranking.sum(ranking.gain(gain, scaled=True) * ranking.discount(), top_k)
+    return torch.where(has_value, value / torch.where(has_value, best, 1.0), torch.nan)
+
+
+def average_precision(
+    ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1, denominator: str = "relevant"
+) -> Tensor:
+    """Mean precision at the ranks of the relevant items; an item that is missing, or below the cutoff, adds 0.
+
+    ``denominator`` divides by all relevant items (``"relevant"``), by no more of them than fit (``"cutoff"``, min(R, k)), or by
+    those found (``"hits"``, 0 where none is).
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no relevant item.
+
+    Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
+    """
+    check_choice("denominator", denominator, DENOMINATORS)
+    chance, above = ranking.chance(min_relevance), ranking.relevant_above(min_relevance)
+    total = ranking.num_relevant(min_relevance)
+    precisions = chance * (above + 1) / ranking.rank
+    if denominator == "hits":
+        value = _average_precision_by_hits(ranking, top_k, min_relevance, precisions)
+    else:
+        divisor = total if denominator == "relevant" or top_k is None else total.clamp(max=top_k)
+        value = ranking.sum(precisions, top_k) / divisor.clamp(min=1)
+    return torch.where(total > 0, value, torch.nan)
+
+
+def _average_precision_by_hits(
+    ranking: Ranking, top_k: int | None, min_relevance: float, precisions: Tensor
+) -> Tensor:
+    """Precisions over the number of hits, which is random where the cutoff splits tied items."""
+    chance = ranking.chance(min_relevance)
+    if not ranking.is_tied or top_k is None:
+        hits = ranking.sum(chance, top_k)
+        return ranking.sum(precisions, top_k) / hits.round().clamp(min=1)
+    lists = ranking.lists
+    size, place = ranking.tie_size(), ranking.tie_place()
+    start = lists.position - place  # ranks above the tied items
+    split = (start < top_k) & (start + size > top_k)
+    whole = start + size <= top_k
+    sure_hits = lists.sum(chance * whole).round()
+    sure = lists.sum(precisions * whole)
+    # Of the n tied items that the cutoff splits, r are relevant and m fit. h of those m are relevant with the hypergeometric
+    # P(h); the tied rank j stands for h = j.
+    first = split & (place == 0)
+    n, r = lists.sum(size * first), lists.sum(chance * size * first).round()
+    m = lists.sum((split & (lists.position < top_k)).to(n.dtype))
+    reciprocal = split * (lists.position < top_k) / ranking.rank
+    s1, s2 = lists.sum(reciprocal), lists.sum(reciprocal * place)
+    least, most = (m - (n - r)).clamp(min=0), torch.minimum(r, m)
+    n_, r_, m_, least_, most_ = (lists.spread(x) for x in (n, r, m, least, most))
+    h = (place + 1).to(chance.dtype)
+    step = split & (h > least_) & (h <= most_)
+    ratio = (r_ - h + 1) * (m_ - h + 1) / (h * (n_ - r_ - m_ + h))
+    log_chance = lists.cumsum(torch.log(torch.where(step, ratio, 1.0)))
+    # log P relative to the smallest possible h, then to the likeliest, so that no exponential overflows.
+    possible = split & (h >= least_) & (h <= most_)
+    highest = lists.max(torch.where(possible, log_chance, 0.0)).clamp(min=0)
+    weight = torch.where(possible, torch.exp(log_chance - lists.spread(highest)), 0.0)
+    weight_of_none = torch.where(least == 0, torch.exp(-highest), 0.0)
+
+    sure_, sure_hits_, s1_, s2_ = (lists.spread(x) for x in (sure, sure_hits, s1, s2))
+    expected = sure_ + h / m_.clamp(min=1) * ((sure_hits_ + 1) * s1_ + (h - 1) / (m_ - 1).clamp(min=1) * s2_)
+    total = lists.sum(weight * expected / (sure_hits_ + h)) + weight_of_none * sure / sure_hits.clamp(min=1)
+    return total / (lists.sum(weight) + weight_of_none)
+
+
+def reciprocal_rank(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
+    """1 / rank of the first relevant item; 0 where none is within the cutoff.
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no relevant item.
+
+    Source: Voorhees, "The TREC-8 Question Answering Track Report", 1999.
+    """
+    value = ranking.sum(ranking.chance_of_first(min_relevance) / ranking.rank, top_k)
+    return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
+
+
+def precision(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
+    """Share of the first ``top_k`` ranks that hold a relevant item, also where the list is shorter than ``top_k``.
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no relevant item.
+
+    Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
+    """
+    hits = ranking.sum(ranking.chance(min_relevance), top_k)
+    value = hits / (ranking.length.clamp(min=1) if top_k is None else top_k)
+    return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
+
+
+def recall(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
+    """Share of all relevant items that stand within the cutoff.
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no relevant item.
+
+    Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
+    """
+    total = ranking.num_relevant(min_relevance)
+    value = ranking.sum(ranking.chance(min_relevance), top_k) / total.clamp(min=1)
+    return torch.where(total > 0, value, torch.nan)
+
+
+def hit_rate(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
+    """1 where a relevant item stands within the cutoff, else 0. Also known as success@k.
+
+    Returns:
+        [query] in [0, 1] (between 0 and 1 only by ties); NaN for a query with no relevant item.
+
+    Source: the success measure of trec_eval.
+    """
+    value = ranking.sum(ranking.chance_of_first(min_relevance), top_k).clamp(max=1)
+    return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """A row of the table of metrics.
+
+    Attributes:
+        name: the short name, as in ``"map@10"``.
+        function: from a ``Ranking`` to per-query values.
+        bounded: values lie in [0, 1], so that an empty query can count as perfect.
+        perfect_is_one: without a cutoff, the ideal order has the value 1.
+        grows_with_k: the value never falls as the cutoff grows.
+    """
+
+    name: str
+    function: Callable[..., Tensor]
+    bounded: bool = True
+    perfect_is_one: bool = False
+    grows_with_k: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The metric's own options and their defaults."""
+        return {option.name: option.default for option in options_of(self.function)}
+
+
+METRICS: dict[str, MetricSpec] = {
+    spec.name: spec
+    for spec in (
+        MetricSpec("dcg", dcg, bounded=False, grows_with_k=True),
+        MetricSpec("ndcg", ndcg, perfect_is_one=True),
+        MetricSpec("map", average_precision, perfect_is_one=True),
+        MetricSpec("mrr", reciprocal_rank, perfect_is_one=True, grows_with_k=True),
+        MetricSpec("precision", precision),
+        MetricSpec("recall", recall, perfect_is_one=True, grows_with_k=True),
+        MetricSpec("hit_rate", hit_rate, perfect_is_one=True, grows_with_k=True),
+    )
+}
+
+
+def find_metric(name: str) -> MetricSpec:
+    """The row of a metric by its short or its function's name."""
+    for spec in METRICS.values():
+        if name in (spec.name, spec.function.__name__):
+            return spec
+    raise unknown("metric", name, tuple(METRICS))
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise ValueError for an option whose value no metric could take."""
+    for name, value in options.items():
+        if name == "gain":
+            check_gain(value)
+        elif name == "denominator":
+            check_choice(name, value, DENOMINATORS)
+        else:
+            check_number(name, value)
+
+
+def on_lists(spec: MetricSpec) -> Callable[..., Tensor]:
+    """The public form of a metric: scores and grades in one of the layouts -> per-query values."""
+
+    def metric(
+        preds: Tensor,
+        target: Tensor,
+        top_k: int | None = None,
+        *,
+        mask: Tensor | None = None,
+        indexes: Tensor | None = None,
+        offsets: Tensor | None = None,
+        judged: Tensor | None = None,
+        ideal: Tensor | None = None,
+        ideal_mask: Tensor | None = None,
+        ties: str = "average",
+        **options: Any,
+    ) -> Tensor:
+        check_top_k(top_k)
+        if strange := sorted(options.keys() - spec.options):
+            raise TypeError(f"{metric.__name__}() has no option {', '.join(strange)}; it takes {', '.join(spec.options)}.")
+        check_options(options)
+        ranking = rank(
+            preds, target, mask=mask, indexes=indexes, offsets=offsets, judged=judged, ideal=ideal,
+            ideal_mask=ideal_mask, ties=ties, depth=top_k,
+        )  # fmt: skip
+        value = spec.function(ranking, top_k, **options)
+        if ranking.has_nan is not None:
+            value = value.masked_fill(ranking.has_nan, torch.nan)
+        return value.to(value_dtype(preds))
+
+    shared = inspect.signature(metric)
+    parameters = [p for p in shared.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    metric.__signature__ = shared.replace(parameters=parameters + options_of(spec.function))  # type: ignore[attr-defined]
+    metric.__name__ = metric.__qualname__ = spec.function.__name__
+    metric.__module__ = "lightning_rank.functional"
+    own_doc = inspect.cleandoc(spec.function.__doc__ or "")
+    metric.__doc__ = f"{own_doc}\n\n{_SHARED_DOC.replace('METRIC', metric.__name__)}"
+    return metric
+
+
+_SHARED_DOC = """Args:
+    preds: scores ``[query, item]``, or flat ``[item]``; any real number, higher is better, -inf is last.
+    target: grades like ``preds``; 0 or below is not relevant.
+    top_k: the cutoff; None takes the whole list.
+    mask: bool like 2-D ``preds``, False is padding.
+    indexes: for flat ``preds`` the query id of each item, in any order; otherwise the id of each query.
+    offsets: for flat ``preds``, ``[query + 1]``: query q is ``offsets[q]:offsets[q + 1]``.
+    judged: bool like ``preds``; False is an item that nobody judged, and counts as not relevant.
+    ideal: ``[query, M]`` grades of all judged items, where some were not retrieved; padded input only.
+    ideal_mask: bool like ``ideal``, False is padding.
+    ties: ``"average"`` is the expectation over all orders of tied items; ``"stable"`` keeps the input order,
+        ``"optimistic"`` and ``"pessimistic"`` put the best, the worst of them first.
+
+Values are float64 for float64 ``preds``, else float32; queries of flat ``indexes`` come in ascending id.
+
+Raises:
+    ValueError: shapes or options do not fit; a NaN score or grade (on a device, under ``vmap`` or ``compile``: NaN for that
+        query instead).
+    TypeError: a wrong dtype or an option that the metric has not.
+
+Example:
+    >>> import torch
+    >>> from lightning_rank.functional import METRIC
+    >>> value = METRIC(torch.tensor([0.9, 0.1, 0.4]), torch.tensor([0, 0, 1]))
+    >>> value.shape
+    torch.Size([1])"""

@@ -1,0 +1,31 @@
+"""The callbacks and modules for programs that import ``lightning.pytorch``."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+
+from lightning_rank.callbacks import PredictionWriterMixin, RankingMonitorMixin
+from lightning_rank.datamodule import LetorDataModuleMixin, SyntheticDataModuleMixin
+from lightning_rank.module import RankingModuleMixin
+
+__all__ = ["LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "SyntheticDataModule"]
+
+
+class RankingMonitor(RankingMonitorMixin, pl.Callback):
+    __doc__ = RankingMonitorMixin.__doc__
+
+
+class PredictionWriter(PredictionWriterMixin, pl.Callback):
+    __doc__ = PredictionWriterMixin.__doc__
+
+
+class RankingModule(RankingModuleMixin, pl.LightningModule):
+    __doc__ = RankingModuleMixin.__doc__
+
+
+class LetorDataModule(LetorDataModuleMixin, pl.LightningDataModule):
+    __doc__ = LetorDataModuleMixin.__doc__
+
+
+class SyntheticDataModule(SyntheticDataModuleMixin, pl.LightningDataModule):
+    __doc__ = SyntheticDataModuleMixin.__doc__

@@ -1,0 +1,313 @@
+"""Three layouts in, one view out: the only file that knows how queries lie in memory.
+
+A batch of ranked lists comes as a padded ``[query, item]`` tensor with a mask, as flat items with the query id of each, or as
+flat items with offsets. ``arrange`` checks it and returns the items query by query with a ``Lists`` object, whose few
+operations (sums and running sums per query, ordering within a query) are all that metrics and losses need to know.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_rank.conventions import values_are_free
+
+
+class Lists:
+    """Which item belongs to which query; items lie on the last axis, query by query.
+
+    Attributes:
+        num_queries: number of queries, Q.
+        lengths: ``[Q]``, items per query.
+        position: 0-based place of each item within its query, broadcastable to items.
+        ids: ``[Q]`` int64 query ids, or None where the caller gave none.
+    """
+
+    num_queries: int
+    lengths: Tensor
+    position: Tensor
+    ids: Tensor | None
+
+    def spread(self, per_query: Tensor) -> Tensor:
+        """``[Q]`` values, broadcastable to items."""
+        raise NotImplementedError
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum of an item value over each query -> ``[Q]``."""
+        raise NotImplementedError
+
+    def max(self, values: Tensor) -> Tensor:
+        """Largest value of each query -> ``[Q]``; -inf for a query without items."""
+        raise NotImplementedError
+
+    def cumsum(self, values: Tensor) -> Tensor:
+        """Running sum that starts anew at each query."""
+        raise NotImplementedError
+
+    def order(self, values: Tensor, *, stable: bool = False) -> Tensor:
+        """Indices on the last axis that put each query's items in descending order of ``values``, padding last."""
+        raise NotImplementedError
+
+    def sorted(self) -> Lists:
+        """The layout of the items after an ``order`` was applied."""
+        raise NotImplementedError
+
+    def pad(self, values: Tensor) -> Tensor:
+        """Items as ``[Q, longest]``; the value of what is no item is 0. Flat layouts need one sync for the longest."""
+        raise NotImplementedError
+
+    @property
+    def valid(self) -> Tensor:
+        """bool, broadcastable to items: False is padding."""
+        raise NotImplementedError
+
+    def name(self, query: int) -> str:
+        """How an error names a query."""
+        return f"query {query}" if self.ids is None else f"query {query} (id {self.ids[query].item()})"
+
+
+class PaddedLists(Lists):
+    """``[Q, L]`` with a mask, or without padding (mask None)."""
+
+    def __init__(self, shape: torch.Size, mask: Tensor | None, device: torch.device, ids: Tensor | None = None) -> None:
+        self.shape, self.mask, self.ids = shape, mask, ids
+        self.num_queries = shape[0]
+        self.position = torch.arange(shape[1], device=device)
+        self.lengths = torch.full((shape[0],), shape[1], device=device) if mask is None else mask.sum(-1)
+
+    def spread(self, per_query: Tensor) -> Tensor:
+        return per_query[:, None]
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values.sum(-1)
+
+    def max(self, values: Tensor) -> Tensor:
+        if self.shape[1] == 0:
+            return values.new_full((self.num_queries,), -torch.inf)
+        return values.masked_fill(~self.valid, -torch.inf).amax(-1)
+
+    def cumsum(self, values: Tensor) -> Tensor:
+        return values.cumsum(-1)
+
+    def order(self, values: Tensor, *, stable: bool = False) -> Tensor:
+        # NaN sorts behind everything, so padding ends up behind an item whose score is -inf.
+        key = -_sortable(values)
+        if self.mask is not None:
+            key = key.masked_fill(~self.mask, torch.nan)
+        return torch.sort(key, dim=-1, stable=stable).indices
+
+    def sorted(self) -> PaddedLists:
+        if self.mask is None:
+            return self
+        return PaddedLists(self.shape, self.position < self.lengths[:, None], self.mask.device, self.ids)
+
+    def head(self, depth: int) -> PaddedLists:
+        """The layout of the first ``depth`` columns; lengths are cut too."""
+        mask = None if self.mask is None else self.mask[:, :depth]
+        return PaddedLists(torch.Size((self.shape[0], depth)), mask, self.lengths.device, self.ids)
+
+    def pad(self, values: Tensor) -> Tensor:
+        return values if self.mask is None else values.masked_fill(~self.mask, 0)
+
+    @property
+    def valid(self) -> Tensor:
+        return torch.ones_like(self.position, dtype=torch.bool) if self.mask is None else self.mask
+
+
+class JaggedLists(Lists):
+    """Flat items; query q lies on ``offsets[q]:offsets[q + 1]``."""
+
+    def __init__(self, offsets: Tensor, num_items: int, ids: Tensor | None = None) -> None:
+        self.offsets, self.num_items, self.ids = offsets, num_items, ids
+        self.num_queries = offsets.numel() - 1
+        self.lengths = offsets.diff()
+        queries = torch.arange(self.num_queries, device=offsets.device)
+        self.query = torch.repeat_interleave(queries, self.lengths, output_size=num_items)
+        self.position = torch.arange(num_items, device=offsets.device) - offsets[:-1][self.query]
+
+    def spread(self, per_query: Tensor) -> Tensor:
+        return per_query[self.query]
+
+    def _reduce(self, values: Tensor, how: str, initial: float) -> Tensor:
+        values = values if values.is_floating_point() else values.double()
+        # `unsafe` leaves out a check of the offsets that would wait for the device; `arrange` has made it where it is free.
+        return torch.segment_reduce(values, how, offsets=self.offsets, unsafe=True, initial=initial)
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self._reduce(values, "sum", 0).to(values.dtype if values.dtype != torch.bool else torch.int64)
+
+    def max(self, values: Tensor) -> Tensor:
+        return self._reduce(values, "max", -torch.inf)
+
+    def cumsum(self, values: Tensor) -> Tensor:
+        running = values.cumsum(0)
+        before = torch.cat([running.new_zeros(1), running])[self.offsets[:-1]]
+        return running - before[self.query]
+
+    def order(self, values: Tensor, *, stable: bool = False) -> Tensor:
+        key = -_sortable(values)
+        if key.dtype == torch.float64:
+            by_value = torch.sort(key, stable=stable).indices
+            return by_value[torch.sort(self.query[by_value], stable=True).indices]
+        # One integer sort: the query in the upper half, in the lower the bits of the float32 in an order of integers
+        # (two's complement instead of sign and magnitude).
+        bits = key.view(torch.int32)
+        bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        return torch.sort((self.query << 32) + bits, stable=stable).indices
+
+    def sorted(self) -> JaggedLists:
+        return self
+
+    def pad(self, values: Tensor) -> Tensor:
+        longest = int(self.lengths.max()) if self.num_queries else 0
+        padded = values.new_zeros(self.num_queries, longest)
+        return padded.index_put((self.query, self.position), values)
+
+    @property
+    def valid(self) -> Tensor:
+        return torch.ones_like(self.position, dtype=torch.bool)
+
+
+def _sortable(values: Tensor) -> Tensor:
+    """Exact float32 or float64 values that order as the given ones do; -0.0 becomes 0.0, so that both tie."""
+    if values.dtype in (torch.float16, torch.bfloat16):
+        values = values.float()
+    elif not values.is_floating_point():
+        values = values.double()
+    return values + 0.0
+
+
+def arrange(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    mask: Tensor | None = None,
+    indexes: Tensor | None = None,
+    offsets: Tensor | None = None,
+    **items: Tensor | None,
+) -> tuple[Lists, Tensor, Tensor, dict[str, Tensor | None]]:
+    """Check a batch and lay it out query by query.
+
+    Args:
+        preds: scores, ``[Q, L]`` or ``[N]``.
+        target: grades, like ``preds``.
+        mask: bool like 2-D ``preds``; False is padding, whose content never matters.
+        indexes: for 1-D ``preds`` the query id of each item, in any order; with ``offsets`` or 2-D ``preds`` the id of
+            each query, ``[Q]``.
+        offsets: ``[Q + 1]`` for 1-D ``preds``: query q is ``offsets[q]:offsets[q + 1]``.
+        items: further tensors shaped like ``preds``, arranged alike.
+
+    Returns:
+        The layout, ``preds``, ``target`` and ``items`` in it (padding set to 0). Queries of flat ``indexes`` come in
+        ascending id.
+
+    Raises:
+        TypeError: an argument is no tensor, or of a wrong dtype.
+        ValueError: shapes, devices or values do not fit.
+    """
+    named = {"preds": preds, "target": target, "mask": mask, "indexes": indexes, "offsets": offsets, **items}
+    for name, tensor in named.items():
+        if tensor is None and name not in ("preds", "target"):
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"`{name}` must be a tensor, got {type(tensor).__name__}.")
+        if tensor.device != preds.device:
+            raise ValueError(
+                f"All tensors must lie on one device, got `preds` on {preds.device}, `{name}` on {tensor.device}."
+            )
+        if name in (*items, "target", "mask") and tensor.shape != preds.shape:
+            raise ValueError(f"`{name}` must have the shape of `preds`, {_shape(preds)}, got {_shape(tensor)}.")
+    for name, tensor in (("preds", preds), ("target", target)):
+        if tensor.is_complex():
+            raise TypeError(f"`{name}` must hold real numbers, got {tensor.dtype}.")
+    if mask is not None and mask.dtype != torch.bool:
+        raise TypeError(f"`mask` must be bool (True is an item, False is padding), got {mask.dtype}.")
+    for name, tensor in (("indexes", indexes), ("offsets", offsets)):
+        if tensor is not None and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
+            raise TypeError(f"`{name}` must be whole numbers (torch.long), got {tensor.dtype}.")
+    if preds.ndim == 2:
+        return _arrange_padded(preds, target, mask, indexes, offsets, items)
+    if preds.ndim != 1:
+        raise ValueError(f"`preds` must be [query, item], or flat [item], got the shape {_shape(preds)}.")
+    if mask is not None:
+        raise ValueError(f"`mask` belongs to [query, item] input; flat `preds` {_shape(preds)} has no padding to mask.")
+    if offsets is None and indexes is not None:
+        return _arrange_indexed(preds, target, indexes, items)
+    if offsets is None:
+        offsets = torch.tensor([0, preds.numel()], device=preds.device)
+    return _arrange_jagged(preds, target, offsets.long(), indexes, items)
+
+
+def _arrange_padded(preds, target, mask, indexes, offsets, items):  # type: ignore[no-untyped-def]  # private, see arrange
+    if offsets is not None:
+        raise ValueError(f"`offsets` belongs to flat `preds` [item]; [query, item] {_shape(preds)} takes `mask`.")
+    if indexes is not None and indexes.shape != preds.shape[:1]:
+        raise ValueError(
+            f"With [query, item] `preds` {_shape(preds)}, `indexes` is the id of each query, [{preds.shape[0]}], "
+            f"got {_shape(indexes)}."
+        )
+    lists = PaddedLists(preds.shape, mask, preds.device, None if indexes is None else indexes.long())
+    if mask is not None:
+        preds, target = preds.masked_fill(~mask, 0), target.masked_fill(~mask, 0)
+        items = {k: v if v is None else v.masked_fill(~mask, 0) for k, v in items.items()}
+    return lists, preds, target, items
+
+
+def _arrange_indexed(preds, target, indexes, items):  # type: ignore[no-untyped-def]  # private, see arrange
+    if indexes.shape != preds.shape:
+        raise ValueError(
+            f"With flat `preds` {_shape(preds)}, `indexes` is the query id of each item, got {_shape(indexes)}."
+        )
+    # Stable, so that items of a query keep their order of arrival.
+    indexes, order = torch.sort(indexes.long(), stable=True)
+    ids, lengths = torch.unique_consecutive(indexes, return_counts=True)
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    items = {k: v if v is None else v[order] for k, v in items.items()}
+    return JaggedLists(offsets, preds.numel(), ids), preds[order], target[order], items
+
+
+def _arrange_jagged(preds, target, offsets, ids, items):  # type: ignore[no-untyped-def]  # private, see arrange
+    if offsets.ndim != 1 or offsets.numel() == 0:
+        raise ValueError(f"`offsets` must be [number of queries + 1], got {_shape(offsets)}.")
+    if values_are_free(offsets) and (
+        offsets[0] != 0 or offsets[-1] != preds.numel() or (offsets.numel() > 1 and bool((offsets.diff() < 0).any()))
+    ):
+        raise ValueError(
+            f"`offsets` must start at 0, never fall, and end at the number of items, {preds.numel()}; "
+            f"got {_abridged(offsets)}."
+        )
+    if ids is not None and ids.numel() != offsets.numel() - 1:
+        raise ValueError(
+            f"With `offsets`, `indexes` is the id of each query, [{offsets.numel() - 1}], got {_shape(ids)}."
+        )
+    return JaggedLists(offsets, preds.numel(), None if ids is None else ids.long()), preds, target, items
+
+
+def check_scores(lists: Lists, preds: Tensor) -> None:
+    """Raise ValueError for a NaN score, naming the query; only where looking is free."""
+    _check_no_nan(lists, preds, "`preds` must not be NaN", "The model has diverged, or divides by zero.")
+
+
+def check_grades(lists: Lists, target: Tensor) -> None:
+    """Raise ValueError for a NaN grade, naming the query; only where looking is free."""
+    _check_no_nan(lists, target, "`target` must not be NaN", "Mask items that nobody judged, or give them grade 0.")
+
+
+def _check_no_nan(lists: Lists, values: Tensor, rule: str, advice: str) -> None:
+    if not (values.is_floating_point() and values_are_free(values)) or not values.isnan().any():
+        return
+    bad = lists.sum(values.isnan().long())
+    query = int((bad > 0).nonzero()[0])
+    raise ValueError(
+        f"{rule}, got {int(bad[query])} NaN in {lists.name(query)}; {int((bad > 0).sum())} of {lists.num_queries} "
+        f"queries have one. {advice}"
+    )
+
+
+def _shape(tensor: Tensor) -> str:
+    return str(list(tensor.shape))
+
+
+def _abridged(tensor: Tensor) -> str:
+    values = tensor.tolist()
+    return str(values if len(values) <= 8 else [*values[:4], "...", *values[-3:]])

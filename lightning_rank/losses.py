@@ -1,0 +1,127 @@
+"""Ranking losses as modules: what ``functional`` has, with options fixed and named for configuration files."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from lightning_rank import functional
+from lightning_rank.conventions import check_choice, options_of
+from lightning_rank.functional.losses import LOSSES, REDUCTIONS, check_options, find_loss
+
+
+class RankingLoss(nn.Module):
+    """One ranking loss. Use a named class (``ApproxNDCGLoss(temperature=0.1)``) or ``loss("approx_ndcg@10")``.
+
+    Args:
+        options: those of the loss.
+        reduction: ``"mean"`` over the queries with signal, ``"sum"`` or ``"none"``.
+        global_mean: divide by the number of queries with signal over all processes, so that DDP equals one process.
+
+    Raises:
+        ValueError: an option means nothing for this loss, or its value is impossible.
+    """
+
+    name: ClassVar[str] = ""
+
+    def __init__(self, *, reduction: str = "mean", global_mean: bool = False, **options: Any) -> None:
+        super().__init__()
+        if not self.name:
+            raise TypeError("RankingLoss has no loss of its own; use a named class, or loss('approx_ndcg').")
+        spec = LOSSES[self.name]
+        check_options(spec, options)
+        check_choice("reduction", reduction, REDUCTIONS)
+        self.options = spec.options | options
+        self.reduction, self.global_mean = reduction, global_mean
+        self._function = getattr(functional, f"{self.name}_loss")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # A signature that states the options of this loss, for help() and for configuration files.
+        super().__init_subclass__(**kwargs)
+        kinds = inspect.Parameter
+        own = options_of(LOSSES[cls.name].function)
+        own = [p.replace(kind=kinds.POSITIONAL_OR_KEYWORD) if p.name == "top_k" else p for p in own]
+        signature = inspect.Signature(
+            [kinds("self", kinds.POSITIONAL_OR_KEYWORD), *own, *options_of(RankingLoss.__init__)]
+        )
+
+        def __init__(self: RankingLoss, *args: Any, **options: Any) -> None:
+            if unknown := options.keys() - signature.parameters:
+                RankingLoss.__init__(self, **{name: options[name] for name in sorted(unknown)})  # raises, and says why
+            RankingLoss.__init__(**signature.bind(self, *args, **options).arguments)
+
+        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        __init__.__doc__ = RankingLoss.__doc__
+        cls.__init__ = __init__  # type: ignore[method-assign]
+
+    def forward(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        mask: Tensor | None = None,
+        indexes: Tensor | None = None,
+        offsets: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """The reduced value; see the function of the same name in ``lightning_rank.functional`` for shapes and errors."""
+        return self._function(
+            preds, target, mask, indexes, offsets,
+            weight=weight, reduction=self.reduction, global_mean=self.global_mean, **self.options,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{k}={v!r}" for k, v in {**self.options, "reduction": self.reduction}.items())
+
+
+class ApproxNDCGLoss(RankingLoss):
+    """1 - NDCG with smooth ranks, for graded relevance where the top matters: what you watch is what you optimise.
+
+    Takes ``top_k``, ``gain`` and ``temperature``; scores that lie far apart need a larger temperature, or their gradients vanish.
+
+    Example:
+        >>> import torch
+        >>> loss = ApproxNDCGLoss(temperature=0.5)
+        >>> value = loss(torch.tensor([[2.0, 1.0, 0.5]]), torch.tensor([[3, 1, 0]]))
+        >>> 0 < value.item() < 1
+        True
+    """
+
+    name = "approx_ndcg"
+
+
+class SoftmaxLoss(RankingLoss):
+    """Cross-entropy between gains and the softmax of the scores: fast, robust, never without a gradient. Takes ``gain``."""
+
+    name = "softmax"
+
+
+class ListNetLoss(RankingLoss):
+    """Cross-entropy between the softmax of the grades and that of the scores."""
+
+    name = "listnet"
+
+
+NAMED_CLASSES: dict[str, type[RankingLoss]] = {cls.name: cls for cls in (ApproxNDCGLoss, SoftmaxLoss, ListNetLoss)}
+
+
+def loss(name: str, **options: Any) -> RankingLoss:
+    """The loss of a name: ``loss("approx_ndcg@10")`` is ``ApproxNDCGLoss(top_k=10)``.
+
+    Raises:
+        ValueError: unknown name (the error has the nearest known ones), impossible cutoff, or a cutoff that means nothing.
+
+    Example:
+        >>> loss("approx_ndcg@10", temperature=0.1)
+        ApproxNDCGLoss(top_k=10, gain='exp2', temperature=0.1, reduction='mean')
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"A loss is named by text such as 'approx_ndcg@10', got {name!r}.")
+    base, at, cutoff = name.partition("@")
+    spec = find_loss(base.strip())
+    if at:
+        if not cutoff.isdecimal() or int(cutoff) < 1:
+            raise ValueError(f"The cutoff in {name!r} must be a whole number >= 1, as in 'approx_ndcg@10'.")
+        options["top_k"] = int(cutoff)
+    return NAMED_CLASSES[spec.name](**options)

@@ -1,0 +1,606 @@
+"""Ranking metrics as torchmetrics ``Metric``s: streaming, exact across batches and processes, one sort for all of them."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_rank.conventions import (
+    EMPTY_TARGET_ACTIONS,
+    TIES,
+    check_aggregation,
+    check_choice,
+    check_top_k,
+    options_of,
+    preset,
+    sum_dtype,
+    values_are_free,
+)
+from lightning_rank.functional.metrics import METRICS, MetricSpec, check_options, find_metric
+from lightning_rank.functional.ranking import Ranking, rank
+from lightning_rank.lists import arrange, check_grades, check_scores
+
+
+def _shared_options(
+    *,
+    ties: str = "average",
+    empty_target_action: str = "neg",
+    ignore_index: int | None = None,
+    aggregation: str | Callable[[Tensor], Any] = "mean",
+    whole_queries: bool = False,
+    per_query: bool = False,
+    convention: str | None = None,
+) -> None:
+    """The options that every metric takes, and their defaults; what only some take stands in the table of metrics."""
+
+
+SHARED_OPTIONS: dict[str, Any] = {option.name: option.default for option in options_of(_shared_options)}
+_REDUCTION = {"mean": ("sum", 0.0), "min": ("min", float("inf")), "max": ("max", float("-inf"))}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One metric with its cutoff and conventions."""
+
+    spec: MetricSpec
+    top_k: int | None
+    options: dict[str, Any]
+    empty_target_action: str
+
+    @property
+    def name(self) -> str:
+        return self.spec.name if self.top_k is None else f"{self.spec.name}@{self.top_k}"
+
+    def values(self, ranking: Ranking) -> Tensor:
+        return self.spec.function(ranking, self.top_k, **self.options)
+
+
+def parse_name(name: str) -> tuple[MetricSpec, int | None]:
+    """``"ndcg@10"`` -> its row of the table and 10.
+
+    Raises:
+        ValueError: unknown metric, or a cutoff that is no whole number >= 1.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"A metric is named by text such as 'ndcg@10', got {name!r}.")
+    base, at, cutoff = name.partition("@")
+    spec = find_metric(base.strip())
+    if not at:
+        return spec, None
+    if not cutoff.isdecimal() or int(cutoff) < 1:
+        raise ValueError(f"The cutoff in {name!r} must be a whole number >= 1, as in '{spec.name}@10'.")
+    return spec, int(cutoff)
+
+
+class _Streaming(Metric):
+    """State and arithmetic of several metrics over one stream of queries.
+
+    Whole queries need a sum and two counts per metric. Ids need a row per query, and queries that may be spread over updates
+    their items. Everything is merged when computed, so that neither batches nor processes change a value.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    def __init__(self, metrics: Sequence[tuple[MetricSpec, int | None]], options: dict[str, Any]) -> None:
+        convention = options.get("convention")
+        own_names = {name for spec, _ in metrics for name in spec.options}
+        elsewhere = {name for spec in METRICS.values() for name in spec.options} - own_names
+        if strange := sorted(options.keys() & elsewhere):
+            names = ", ".join(dict.fromkeys(spec.name for spec, _ in metrics))
+            raise ValueError(f"{', '.join(f'`{s}`' for s in strange)} means nothing for {names}.")
+        own = {name: options.pop(name) for name in list(options) if name in own_names}
+        given = {name: options.pop(name) for name in list(options) if name in SHARED_OPTIONS}
+        super().__init__(**options)
+
+        check_options(own)
+        entries = []
+        for spec, top_k in metrics:
+            check_top_k(top_k)
+            defaults = SHARED_OPTIONS | spec.options | preset(convention, spec.name) | own | given
+            entries.append(
+                Entry(spec, top_k, {name: defaults[name] for name in spec.options}, defaults["empty_target_action"])
+            )
+        shared = SHARED_OPTIONS | preset(convention, "") | given
+        check_choice("ties", shared["ties"], TIES)
+        check_aggregation(shared["aggregation"])
+        for entry in entries:
+            check_choice("empty_target_action", entry.empty_target_action, EMPTY_TARGET_ACTIONS)
+            if entry.empty_target_action == "pos" and not entry.spec.bounded:
+                raise ValueError(f"`empty_target_action='pos'` means nothing for {entry.name}, which has no best value.")
+        for flag in ("whole_queries", "per_query"):
+            if not isinstance(shared[flag], bool):
+                raise TypeError(f"`{flag}` must be True or False, got {shared[flag]!r}.")
+        if shared["ignore_index"] is not None and not isinstance(shared["ignore_index"], int):
+            raise TypeError(f"`ignore_index` must be a whole number or None, got {shared['ignore_index']!r}.")
+
+        self.entries = tuple(entries)
+        self.convention = convention
+        self.ties, self.aggregation, self.ignore_index = shared["ties"], shared["aggregation"], shared["ignore_index"]
+        self.whole_queries, self.per_query = shared["whole_queries"], shared["per_query"]
+        cutoffs = [entry.top_k for entry in entries]
+        self._depth = None if None in cutoffs else max(cutoffs)  # type: ignore[type-var]  # no None left
+        self._keeps_values = self.per_query or self.aggregation not in _REDUCTION
+        actions = [entry.empty_target_action for entry in entries]
+        self.register_buffer("_fill", torch.tensor([float(a == "pos") for a in actions]).double(), persistent=False)
+        self.register_buffer("_counts_empty", torch.tensor([a != "skip" for a in actions]), persistent=False)
+
+        reduction, start = _REDUCTION.get(self.aggregation, ("sum", 0.0)) if isinstance(self.aggregation, str) else ("sum", 0.0)
+        k = len(entries)
+        self.add_state("value", torch.full((k,), start, dtype=torch.float64), dist_reduce_fx=reduction)
+        # Of each metric: queries that count, queries without a value.
+        self.add_state("counts", torch.zeros(2, k, dtype=torch.int64), dist_reduce_fx="sum")
+        # Queries with a NaN score, updates with float64 scores.
+        self.add_state("seen", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
+        # A row per query with an id, and per query without where rows must be kept; columns as `_rows` makes them.
+        self.add_state("query_ids", [], dist_reduce_fx="cat")
+        self.add_state("query_rows", [], dist_reduce_fx="cat")
+        self.add_state("anonymous_rows", [], dist_reduce_fx="cat")
+        # Items of queries that may be spread over updates; columns score, grade, judged.
+        self.add_state("item_ids", [], dist_reduce_fx="cat")
+        self.add_state("items", [], dist_reduce_fx="cat")
+        # MetricCollection shares the state of metrics whose states agree after the first update; by chance they do.
+        mark = zlib.crc32(repr(self).encode())
+        self.add_state("mark", torch.tensor([mark >> s & 255 for s in (0, 8, 16, 24)]), dist_reduce_fx="max")
+
+    def update(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        indexes: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        offsets: Tensor | None = None,
+        judged: Tensor | None = None,
+        ideal: Tensor | None = None,
+        ideal_mask: Tensor | None = None,
+    ) -> None:
+        """Add queries.
+
+        Args:
+            preds: scores ``[query, item]``, or flat ``[item]``; any real number, higher is better.
+            target: grades like ``preds``; 0 or below is not relevant.
+            indexes: for flat ``preds`` without ``offsets`` the query id of each item; the items of a query may come in
+                several updates unless ``whole_queries``. Otherwise the id of each query, ``[query]``: an id counts once.
+            mask: bool like 2-D ``preds``, False is padding.
+            offsets: for flat ``preds``, ``[query + 1]``: query q is ``offsets[q]:offsets[q + 1]``.
+            judged: bool like ``preds``; False is an item that nobody judged, and counts as not relevant.
+            ideal: ``[query, M]`` grades of all judged items, where some were not retrieved; padded input only.
+            ideal_mask: bool like ``ideal``, False is padding.
+
+        Raises:
+            ValueError: shapes do not fit; a NaN score (on the CPU; on a device ``compute`` raises).
+            TypeError: a wrong dtype.
+        """
+        if isinstance(preds, Tensor) and isinstance(target, Tensor):
+            preds, target = preds.detach(), target.detach()
+            if self.ignore_index is not None and preds.shape == target.shape:
+                preds, target, indexes, mask, offsets, judged = self._without_ignored(
+                    preds, target, indexes, mask, offsets, judged
+                )
+        layout = {"mask": mask, "indexes": indexes, "offsets": offsets}
+        spread = indexes is not None and offsets is None and not self.whole_queries and preds.ndim == 1
+        if spread and ideal is None:
+            self._keep_items(preds, target, indexes, mask, judged)  # type: ignore[arg-type]  # indexes is not None
+            return
+        ranking = rank(
+            preds, target, **layout, judged=judged, ideal=ideal, ideal_mask=ideal_mask, ties=self.ties, depth=self._depth
+        )
+        self._note_dtype(preds)
+        rows = self._rows(ranking)
+        by_item = preds.ndim == 1 and offsets is None
+        if indexes is not None and (self.per_query or not by_item):
+            self.query_ids = [*self.query_ids, ranking.lists.ids.detach().clone()]  # type: ignore[union-attr]  # ids were given
+            self.query_rows = [*self.query_rows, rows]
+        elif self._keeps_values:
+            self.anonymous_rows = [*self.anonymous_rows, rows]
+        else:
+            self.value, self.counts, self.seen = self._add(rows, self.value, self.counts, self.seen)
+
+    def _without_ignored(self, preds, target, indexes, mask, offsets, judged):  # type: ignore[no-untyped-def]  # as update
+        keep = target != self.ignore_index
+        if preds.ndim == 2:
+            return preds, target, indexes, keep if mask is None else mask & keep, offsets, judged
+        if offsets is not None:
+            offsets = torch.cat([offsets.new_zeros(1), keep.cumsum(0)])[offsets]
+        elif indexes is not None:
+            indexes = indexes[keep]
+        return preds[keep], target[keep], indexes, mask, offsets, None if judged is None else judged[keep]
+
+    def _keep_items(
+        self, preds: Tensor, target: Tensor, indexes: Tensor, mask: Tensor | None, judged: Tensor | None
+    ) -> None:
+        lists, preds, target, extra = arrange(preds, target, mask=mask, indexes=indexes, judged=judged)
+        if values_are_free(preds):
+            check_scores(lists, preds)
+            check_grades(lists, target)
+        self._note_dtype(preds)
+        dtype = sum_dtype(preds.device)
+        known = torch.ones_like(preds, dtype=dtype) if extra["judged"] is None else extra["judged"].to(dtype)
+        self.item_ids = [*self.item_ids, lists.ids[lists.query]]  # type: ignore[index, attr-defined]  # flat, with ids
+        self.items = [*self.items, torch.stack([preds.to(dtype), target.to(dtype), known], dim=1)]
+
+    def _note_dtype(self, preds: Tensor) -> None:
+        if preds.dtype == torch.float64:
+            self.seen = self.seen + torch.tensor([0, 1], device=self.seen.device)
+
+    def _rows(self, ranking: Ranking) -> Tensor:
+        """``[query, metric + 2]``: values, NaN where undefined; whether there is a query; whether a score is NaN."""
+        values = [entry.values(ranking) for entry in self.entries]
+        has_nan = torch.zeros_like(ranking.is_query) if ranking.has_nan is None else ranking.has_nan
+        return torch.stack([*values, ranking.is_query.to(values[0]), has_nan.to(values[0])], dim=1)
+
+    def _add(self, rows: Tensor, value: Tensor, counts: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The constant state with some queries added."""
+        values, has_nan = rows[:, :-2], rows[:, -1:] > 0
+        usable = (rows[:, -2:-1] > 0) & ~has_nan
+        empty = values.isnan() & usable
+        counted = usable & (~empty | self._counts_empty)
+        values = torch.where(empty, self._fill.to(values.dtype), values)
+        if self.aggregation == "mean":
+            value = value + torch.where(counted, values, 0).sum(0)
+        elif self.aggregation == "min":
+            value = torch.minimum(value, torch.where(counted, values, torch.inf).amin(0)) if len(rows) else value
+        elif self.aggregation == "max":
+            value = torch.maximum(value, torch.where(counted, values, -torch.inf).amax(0)) if len(rows) else value
+        counts = counts + torch.stack([counted.sum(0), empty.sum(0)])
+        return value, counts, torch.stack([seen[0] + has_nan.sum(), seen[1]])
+
+    # Merging and computing --------------------------------------------------------------------------------------------
+
+    def _merged_rows(self) -> tuple[Tensor, Tensor | None, int]:
+        """Rows of all queries whose rows or items were kept, each id once; their ids; how many repeats were dropped."""
+        width = len(self.entries) + 2
+        dtype = self.value.dtype
+        ids, rows = _cat(self.query_ids, torch.int64), _cat(self.query_rows, dtype, width)
+        total = len(ids)
+        if total:
+            # Stable, so that of equal ids the first one seen is kept.
+            ids, order = torch.sort(ids, stable=True)
+            first = torch.cat([torch.ones_like(ids[:1], dtype=torch.bool), ids[1:] != ids[:-1]])
+            ids, rows = ids[first], rows[order][first]
+        repeated = total - len(ids)
+        item_ids, items = _cat(self.item_ids, torch.int64), _cat(self.items, dtype, 3)
+        if len(item_ids):
+            preds, target, judged = items.unbind(1)
+            ranking = rank(
+                preds, target, indexes=item_ids, judged=judged > 0, ties=self.ties, depth=self._depth
+            )
+            rows = torch.cat([rows, self._rows(ranking)])
+            ids = torch.cat([ids, ranking.lists.ids])  # type: ignore[list-item]  # flat indexes have ids
+        anonymous = _cat(self.anonymous_rows, dtype, width)
+        if len(anonymous):
+            return torch.cat([rows, anonymous]), None, repeated
+        return rows, ids, repeated
+
+    def _compute(self) -> Tensor:
+        rows, ids, self._num_repeated = self._merged_rows()
+        if self.per_query:
+            usable = rows[:, -2] > 0
+            ids = torch.arange(len(rows), device=rows.device) if ids is None else ids
+            values = rows[usable, :-2].to(torch.float64 if self.seen[1] > 0 else torch.float32)
+            self._query_values = ids[usable], values.squeeze(1) if isinstance(self, RankingMetric) else values
+        value, counts, seen = self._add(rows, self.value, self.counts, self.seen)
+        self._num_counted, self._num_empty = counts[0], counts[1]
+        if seen[0] > 0:
+            raise ValueError(
+                f"`preds` must not be NaN: {int(seen[0])} queries had a NaN score or grade. The model has diverged, or "
+                "divides by zero."
+            )
+        for entry, empty in zip(self.entries, counts[1].tolist(), strict=True):
+            if entry.empty_target_action == "error" and empty:
+                raise ValueError(
+                    f"{empty} of {int(rows[:, -2].sum() + self.counts[0].max())} queries have no relevant item, and "
+                    f"`empty_target_action='error'` was set for {entry.name}. Remove them, or use 'skip', 'neg' or 'pos'."
+                )
+        if (counts[0] == 0).any():
+            warnings.warn("No query has a value, so the metric is NaN: " + self._why_none(counts), stacklevel=2)
+        if self.aggregation == "mean":
+            value = torch.where(counts[0] > 0, value / counts[0].clamp(min=1), torch.nan)
+        elif self.aggregation in _REDUCTION:
+            value = torch.where(counts[0] > 0, value, torch.nan)
+        else:
+            value = torch.stack([self._aggregate(column) for column in self._filled(rows)])
+        return value.to(torch.float64 if seen[1] > 0 else torch.float32)
+
+    def _why_none(self, counts: Tensor) -> str:
+        empty = int(counts[1].max())
+        return f"{empty} queries without a relevant item were skipped." if empty else "there was none."
+
+    def _filled(self, rows: Tensor) -> list[Tensor]:
+        """For each metric the values of the queries that count."""
+        usable = rows[:, -2] > 0
+        columns = []
+        for i in range(len(self.entries)):
+            column = rows[usable, i]
+            empty = column.isnan()
+            columns.append(torch.where(empty, self._fill[i], column)[~empty | self._counts_empty[i]])
+        return columns
+
+    def _aggregate(self, values: Tensor) -> Tensor:
+        if len(values) == 0:
+            return values.new_tensor(torch.nan)
+        if callable(self.aggregation):
+            return torch.as_tensor(self.aggregation(values), dtype=values.dtype, device=values.device).reshape(())
+        return values.quantile(0.5)
+
+    def query_values(self) -> tuple[Tensor, Tensor]:
+        """The value of each query over all processes, where ``per_query=True``.
+
+        Returns:
+            ids ``[query]``, 0, 1, ... where queries came without; values, ``[query]`` or ``[query, metric]``, NaN for a query
+            without a relevant item.
+        """
+        if not self.per_query:
+            raise ValueError("Values of single queries are kept only with `per_query=True`.")
+        self.compute()
+        return self._query_values
+
+    @property
+    def num_repeated(self) -> int:
+        """Queries left out because their id had come before, over all processes."""
+        self.compute()
+        return self._num_repeated
+
+    # Traps of torchmetrics --------------------------------------------------------------------------------------------
+
+    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
+        # A process without data would send an empty float32 tensor, whatever the others send.
+        width = len(self.entries) + 2
+        self.query_ids = [_cat(self.query_ids, torch.int64).to(self.device)]
+        self.query_rows = [_cat(self.query_rows, self.value.dtype, width).to(self.device)]
+        self.anonymous_rows = [_cat(self.anonymous_rows, self.value.dtype, width).to(self.device)]
+        self.item_ids = [_cat(self.item_ids, torch.int64).to(self.device)]
+        self.items = [_cat(self.items, self.value.dtype, 3).to(self.device)]
+        super()._sync_dist(*args, **kwargs)
+
+    def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
+        # Tensors in the lists are never changed, so copying them, which `forward` would do at each step, is waste.
+        return {
+            name: list(state) if isinstance(state, list) else state.clone()
+            for name, state in self.metric_state.items()
+        }
+
+    def _options_text(self, entry: Entry) -> str:
+        options = {**entry.options, "empty_target_action": entry.empty_target_action, "ties": self.ties}
+        shared = {
+            "aggregation": self.aggregation,
+            "ignore_index": self.ignore_index,
+            "whole_queries": self.whole_queries,
+            "per_query": self.per_query,
+            "convention": self.convention,
+        }
+        options |= {k: v for k, v in shared.items() if v != SHARED_OPTIONS[k]}
+        return ", ".join(f"{k}={v!r}" for k, v in options.items())
+
+
+def _cat(state: list[Tensor] | Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
+    """A list state, or the tensor it becomes in a sync, as one tensor."""
+    if isinstance(state, Tensor):
+        return state
+    if not state:
+        return torch.empty((0,) if width is None else (0, width), dtype=dtype)
+    return torch.cat(state)
+
+
+class RankingMetric(_Streaming):
+    """One ranking metric over a stream of queries. Use a named class (``NDCG(10)``) or ``metric("ndcg@10")``.
+
+    Args:
+        top_k: the cutoff; None takes the whole list.
+        convention: the options of a tool by its name (``"trec_eval"``, ``"lightgbm"``, ...); what is given beside it wins.
+        ties: ``"average"`` is the exact expectation over all orders of tied items; ``"stable"`` keeps the input order,
+            ``"optimistic"`` and ``"pessimistic"`` put the best, the worst of them first.
+        empty_target_action: what a query without a relevant item counts: ``"neg"`` 0, ``"pos"`` 1, ``"skip"`` not at all,
+            ``"error"`` raises when computed.
+        ignore_index: a grade whose items are left out.
+        aggregation: ``"mean"``, ``"median"``, ``"min"``, ``"max"`` of the per-query values, or a callable on them.
+        whole_queries: promises that no query of flat ``indexes`` is spread over updates or processes: the state is then
+            constant, and ids do not matter.
+        per_query: keep the value of each query for ``query_values()``.
+        kwargs: options of ``torchmetrics.Metric``.
+
+    Raises:
+        ValueError: an option means nothing for this metric, or its value is impossible.
+        TypeError: an option of a wrong type.
+    """
+
+    name: ClassVar[str] = ""
+
+    def __init__(self, top_k: int | None = None, **options: Any) -> None:
+        if not self.name:
+            raise TypeError("RankingMetric has no metric of its own; use a named class such as NDCG, or metric('ndcg@10').")
+        super().__init__([(METRICS[self.name], top_k)], options)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # A signature that states the options of this metric, for help() and for configuration files.
+        super().__init_subclass__(**kwargs)
+        kinds = inspect.Parameter
+        signature = inspect.Signature(
+            [
+                kinds("self", kinds.POSITIONAL_OR_KEYWORD),
+                kinds("top_k", kinds.POSITIONAL_OR_KEYWORD, default=None, annotation=int | None),
+                *options_of(METRICS[cls.name].function),
+                *options_of(_shared_options),
+                kinds("kwargs", kinds.VAR_KEYWORD, annotation=Any),
+            ]
+        )
+
+        def __init__(self: RankingMetric, top_k: int | None = None, **options: Any) -> None:
+            RankingMetric.__init__(self, top_k, **options)
+
+        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        __init__.__doc__ = RankingMetric.__doc__
+        cls.__init__ = __init__  # type: ignore[method-assign]
+
+    def compute(self) -> Tensor:
+        """The value over all queries so far, in all processes: a scalar, float64 if any score was, else float32."""
+        return self._compute()[0]
+
+    @property
+    def top_k(self) -> int | None:
+        """The cutoff."""
+        return self.entries[0].top_k
+
+    @property
+    def num_queries(self) -> int:
+        """Queries that count, over all processes."""
+        self.compute()
+        return int(self._num_counted[0])
+
+    @property
+    def num_empty(self) -> int:
+        """Queries without a relevant item, over all processes, whatever they count."""
+        self.compute()
+        return int(self._num_empty[0])
+
+    def __str__(self) -> str:
+        return self.entries[0].name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(top_k={self.top_k}, {self._options_text(self.entries[0])})"
+
+
+class RankingMetrics(_Streaming):
+    """Several metrics from one sort.
+
+    Args:
+        metrics: names such as ``["ndcg@5", "ndcg@10", "map"]``.
+        prefix: put before each name in the result.
+        options: conventions for all that know them, as for the single classes (``gain="linear"``, ``convention="lightgbm"``).
+
+    Raises:
+        ValueError: an unknown name (the error has the nearest known ones), a name given twice, an option that means nothing for
+            any of them.
+
+    Example:
+        >>> import torch
+        >>> metrics = RankingMetrics(["ndcg@2", "map", "mrr"], prefix="val/")
+        >>> metrics.update(torch.tensor([[-1.0, -2.0, -3.0]]), torch.tensor([[1, 0, 2]]))
+        >>> {name: round(value.item(), 3) for name, value in metrics.compute().items()}
+        {'val/ndcg@2': 0.275, 'val/map': 0.833, 'val/mrr': 1.0}
+    """
+
+    def __init__(self, metrics: Iterable[str], prefix: str = "", **options: Any) -> None:
+        names = [metrics] if isinstance(metrics, str) else list(metrics)
+        parsed = [parse_name(name) for name in names]
+        if not parsed:
+            raise ValueError("`metrics` must name at least one metric, as in ['ndcg@10', 'map'].")
+        if len(set(parsed)) < len(parsed):
+            raise ValueError(f"`metrics` must not name one twice, got {', '.join(names)}.")
+        if not isinstance(prefix, str):
+            raise TypeError(f"`prefix` must be text, got {prefix!r}.")
+        self.__dict__["prefix"] = prefix  # before Metric.__init__, which `repr` may precede
+        super().__init__(parsed, options)
+
+    def compute(self) -> dict[str, Tensor]:
+        """``{prefix + name: value}`` over all queries so far, in all processes."""
+        return dict(zip(self.names, self._compute().unbind(), strict=True))
+
+    @property
+    def names(self) -> list[str]:
+        """Keys of the result, with the prefix."""
+        return [self.prefix + entry.name for entry in self.entries]
+
+    @property
+    def num_queries(self) -> dict[str, int]:
+        """Queries that count, for each metric, over all processes."""
+        self.compute()
+        return dict(zip(self.names, self._num_counted.tolist(), strict=True))
+
+    @property
+    def num_empty(self) -> dict[str, int]:
+        """Queries without a relevant item, for each metric, over all processes, whatever they count."""
+        self.compute()
+        return dict(zip(self.names, self._num_empty.tolist(), strict=True))
+
+    def __str__(self) -> str:
+        return ", ".join(self.names)
+
+    def __repr__(self) -> str:
+        lines = [f"  {self.prefix}{entry.name}: {self._options_text(entry)}" for entry in self.entries]
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+
+class NDCG(RankingMetric):
+    """Normalised discounted cumulative gain: graded relevance, many good answers, the top matters most.
+
+    Takes ``gain``: ``"exp2"`` 2^g - 1 (default), ``"linear"``, a list of gains by grade, or a callable. The other arguments are
+    those of ``RankingMetric``.
+
+    Example:
+        >>> import torch
+        >>> ndcg = NDCG(top_k=10)
+        >>> ndcg.update(torch.tensor([[0.3, -1.2, 2.0]]), torch.tensor([[0, 1, 3]]))
+        >>> round(ndcg.compute().item(), 4)
+        0.9829
+    """
+
+    name = "ndcg"
+
+
+class DCG(RankingMetric):
+    """Discounted cumulative gain, not normalised: the utility of a page in gains. Takes ``gain`` as ``NDCG`` does."""
+
+    name = "dcg"
+
+
+class MAP(RankingMetric):
+    """Mean average precision: binary relevance, every relevant item should be found.
+
+    Takes ``min_relevance`` and ``denominator``: ``"relevant"`` (default), ``"cutoff"`` min(R, k), ``"hits"``.
+    """
+
+    name = "map"
+
+
+class MRR(RankingMetric):
+    """Mean reciprocal rank: one good answer is enough. Takes ``min_relevance``."""
+
+    name = "mrr"
+
+
+class Precision(RankingMetric):
+    """Share of the first k ranks that are relevant. Takes ``min_relevance``."""
+
+    name = "precision"
+
+
+class Recall(RankingMetric):
+    """Share of the relevant items within the first k ranks. Takes ``min_relevance``."""
+
+    name = "recall"
+
+
+class HitRate(RankingMetric):
+    """Share of the queries with a relevant item within the first k ranks. Takes ``min_relevance``."""
+
+    name = "hit_rate"
+
+
+NAMED_CLASSES: dict[str, type[RankingMetric]] = {
+    cls.name: cls for cls in (NDCG, DCG, MAP, MRR, Precision, Recall, HitRate)
+}
+
+
+def metric(name: str, **options: Any) -> RankingMetric:
+    """The metric of a name: ``metric("ndcg@10")`` is ``NDCG(10)``; ``str()`` gives the name back.
+
+    Raises:
+        ValueError: unknown name (the error has the nearest known ones) or impossible cutoff.
+
+    Example:
+        >>> str(metric("mrr@10", min_relevance=2))
+        'mrr@10'
+    """
+    spec, top_k = parse_name(name)
+    return NAMED_CLASSES[spec.name](top_k, **options)

@@ -1,0 +1,140 @@
+"""Scorers: features of items in, one score per item out. Plain modules, for ``RankingModule`` or for a module of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_rank.conventions import check_choice, check_number
+
+TRANSFORMS = ("standardize", "log1p", "none")
+NORMALIZATIONS = ("none", "layer")
+
+
+class FeatureTransform(nn.Module):
+    """Brings features to a common scale that is learnt from the training data and saved with the model.
+
+    Args:
+        kind: ``"standardize"`` subtracts the mean and divides by the standard deviation; ``"log1p"`` takes
+            sign(x) * log(1 + abs(x)) first, for counts and other long tails; ``"none"`` changes nothing. A constant feature becomes 0.
+
+    Example:
+        >>> transform = FeatureTransform("standardize")
+        >>> transform.fit(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        >>> transform(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        tensor([[-1.,  0.],
+                [ 1.,  0.]])
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, kind: str = "standardize") -> None:
+        super().__init__()
+        check_choice("transform", kind, TRANSFORMS)
+        self.kind = kind
+        # Neutral until they are learnt: numbers that fit any number of features.
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("scale", torch.ones(1))
+
+    @torch.no_grad()
+    def fit(self, features: Tensor) -> None:
+        """Learn from ``[..., feature]``."""
+        if self.kind == "none":
+            return
+        flat = self._squash(features).flatten(0, -2).double()
+        if not len(flat):
+            raise ValueError("There is no item to learn the scale of the features from.")
+        deviation = flat.std(0, correction=0)
+        self.mean = flat.mean(0).to(self.mean)
+        # What is constant up to rounding has no scale.
+        varies = deviation > 1e-6 * flat.abs().amax(0)
+        self.scale = torch.where(varies, 1 / deviation, 0.0).to(self.scale)
+
+    def _squash(self, features: Tensor) -> Tensor:
+        return features.sign() * features.abs().log1p() if self.kind == "log1p" else features
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[..., feature]`` -> the same shape."""
+        return features if self.kind == "none" else (self._squash(features) - self.mean) * self.scale
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in ("mean", "scale"):
+            if (saved := state_dict.get(prefix + name)) is not None:
+                setattr(self, name, getattr(self, name).new_empty(saved.shape))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class _Scorer(nn.Module):
+    """A feature transform and a network over each item."""
+
+    def __init__(self, transform: str, network: nn.Module, num_features: int | None) -> None:
+        super().__init__()
+        self.transform = FeatureTransform(transform)
+        self.network = network
+        if num_features is not None:
+            self.network(torch.zeros(1, num_features))
+
+    def fit_features(self, features: Tensor) -> None:
+        """Learn the feature transform, and the number of features where it was not given, from ``[..., feature]``."""
+        self.transform.fit(features)
+        with torch.no_grad():
+            self.network(self.transform(features.flatten(0, -2)[:1]))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``[query, item, feature]`` -> ``[query, item]`` (any leading axes)."""
+        return self.network(self.transform(features)).squeeze(-1)
+
+
+class LinearScorer(_Scorer):
+    """A weight per feature.
+
+    Args:
+        num_features: number of features; None takes it from the first data.
+        transform: how features are scaled, see ``FeatureTransform``.
+
+    Example:
+        >>> LinearScorer(num_features=5)(torch.randn(2, 3, 5)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(self, num_features: int | None = None, transform: str = "standardize") -> None:
+        super().__init__(transform, nn.LazyLinear(1), num_features)
+
+
+class MLPScorer(_Scorer):
+    """A multi-layer perceptron over each item.
+
+    Args:
+        hidden: width of each hidden layer.
+        num_features: number of features; None takes it from the first data.
+        dropout: share of hidden units dropped in training.
+        normalization: ``"layer"`` normalises each hidden layer, ``"none"`` does not. (Batch normalisation would let padding and
+            the other queries of a batch reach a score.)
+        transform: how features are scaled, see ``FeatureTransform``.
+
+    Example:
+        >>> MLPScorer([16, 8], num_features=5)(torch.randn(2, 3, 5)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (64, 32),
+        num_features: int | None = None,
+        dropout: float = 0.0,
+        normalization: str = "none",
+        transform: str = "standardize",
+    ) -> None:
+        check_choice("normalization", normalization, NORMALIZATIONS)
+        check_number("dropout", dropout, above=-1e-12, below=1)
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers.append(nn.LazyLinear(width))
+            if normalization == "layer":
+                layers.append(nn.LayerNorm(width))
+            layers += [nn.ReLU(), nn.Dropout(dropout)]
+        super().__init__(transform, nn.Sequential(*layers, nn.LazyLinear(1)), num_features)

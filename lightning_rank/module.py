@@ -1,0 +1,100 @@
+"""A LightningModule from parts: a scorer, a ranking loss, an optimiser."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from lightning_rank.losses import RankingLoss
+from lightning_rank.losses import loss as loss_of_name
+from lightning_rank.models import MLPScorer
+
+
+class RankingModuleMixin:
+    """Trains any scorer on any ranking loss.
+
+    Batches are dicts of ``features`` ``[query, item, feature]``, ``target`` and ``mask`` ``[query, item]``, and ``query`` ``[query]``,
+    the number of each query, as the data modules here make them. Validation and test return what ``RankingMonitor`` reads.
+
+    Args:
+        scorer: a module from ``[query, item, feature]`` to ``[query, item]``; it gets ``mask`` too if its ``forward`` takes one. If it
+            has ``fit_features``, as the scorers here, that is called with the training features before training.
+        loss: a ranking loss, or the name of one, such as ``"approx_ndcg@10"``.
+        optimizer: makes the optimiser from the parameters.
+        lr_scheduler: makes a scheduler, stepped once an epoch, from the optimiser.
+        monitor: the value that a ``ReduceLROnPlateau`` scheduler watches.
+
+    Raises:
+        ValueError: an unknown loss name; features that do not fit the scorer.
+
+    Example:
+        >>> from lightning_rank.pytorch_lightning import RankingModule
+        >>> from lightning_rank.models import LinearScorer
+        >>> module = RankingModule(LinearScorer(num_features=4), loss="approx_ndcg@10")
+        >>> module(torch.randn(2, 3, 4)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        scorer: nn.Module | None = None,
+        loss: RankingLoss | nn.Module | str = "approx_ndcg",
+        optimizer: Callable[[Iterable], Optimizer] = torch.optim.Adam,
+        lr_scheduler: Callable[[Optimizer], LRScheduler | ReduceLROnPlateau] | None = None,
+        monitor: str = "val/ndcg@10",
+    ) -> None:
+        super().__init__()
+        self.scorer = MLPScorer() if scorer is None else scorer
+        self.loss = loss_of_name(loss) if isinstance(loss, str) else loss
+        self.optimizer, self.lr_scheduler, self.monitor = optimizer, lr_scheduler, monitor
+        self._takes_mask = "mask" in inspect.signature(self.scorer.forward).parameters
+
+    def setup(self, stage: str) -> None:
+        datamodule = self.trainer.datamodule
+        train_features = getattr(datamodule, "train_features", None)
+        if stage == "fit" and train_features is not None and hasattr(self.scorer, "fit_features"):
+            self.scorer.fit_features(train_features())
+        if isinstance(self.loss, RankingLoss) and self.trainer.world_size > 1:
+            self.loss.global_mean = True
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Scores ``[query, item]`` of features ``[query, item, feature]``."""
+        return self.scorer(features, mask=mask) if self._takes_mask else self.scorer(features)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        preds = self(batch["features"], batch["mask"])
+        loss = self.loss(preds, batch["target"], mask=batch["mask"])
+        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(preds), prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        return self._evaluate(batch, "val/loss")
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        return self._evaluate(batch, "test/loss")
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        preds = self(batch["features"], batch["mask"])
+        return {"preds": preds, "mask": batch["mask"], "query": batch["query"]}
+
+    def _evaluate(self, batch: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+        preds = self(batch["features"], batch["mask"])
+        outputs = {"preds": preds, "target": batch["target"], "mask": batch["mask"]}
+        self.log(name, self.loss(preds, batch["target"], mask=batch["mask"]), batch_size=len(preds), sync_dist=True)
+        if self.trainer.world_size > 1:
+            # A distributed sampler repeats queries to even out the processes; by their ids they count once.
+            outputs["indexes"] = batch["query"]
+        return outputs
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(self.parameters())
+        if self.lr_scheduler is None:
+            return optimizer
+        scheduler = self.lr_scheduler(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": self.monitor}}

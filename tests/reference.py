@@ -1,0 +1,174 @@
+"""Slow references in plain Python: what every metric and loss is by definition, for one query, by loops.
+
+Independent of the library. Ties under ``"average"`` are resolved by listing all orders of the tied items.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, groupby, permutations, product
+from statistics import fmean
+
+Numbers = Sequence[float]
+
+
+def gain_of(grade: float, gain: str | Callable[[float], float]) -> float:
+    if callable(gain):
+        return gain(grade)
+    return 2.0**grade - 1 if gain == "exp2" else float(grade)
+
+
+def discount(rank: float) -> float:
+    return 1 / math.log2(1 + rank)
+
+
+# Metrics --------------------------------------------------------------------------------------------------------------
+
+
+def dcg(ranked, judged, k, *, gain="exp2"):
+    return sum(gain_of(grade, gain) * discount(rank) for rank, grade in enumerate(ranked[:k], 1))
+
+
+def ndcg(ranked, judged, k, *, gain="exp2"):
+    best = dcg(sorted(judged, reverse=True), judged, k, gain=gain)
+    return dcg(ranked, judged, k, gain=gain) / best if best > 0 else math.nan
+
+
+def average_precision(ranked, judged, k, *, min_relevance=1, denominator="relevant"):
+    hits, total = 0, 0.0
+    for rank, grade in enumerate(ranked[:k], 1):
+        if grade >= min_relevance:
+            hits += 1
+            total += hits / rank
+    relevant = count_relevant(judged, min_relevance)
+    divisor = {"relevant": relevant, "cutoff": relevant if k is None else min(relevant, k), "hits": max(hits, 1)}
+    return total / divisor[denominator]
+
+
+def reciprocal_rank(ranked, judged, k, *, min_relevance=1):
+    return next((1 / rank for rank, grade in enumerate(ranked[:k], 1) if grade >= min_relevance), 0.0)
+
+
+def precision(ranked, judged, k, *, min_relevance=1):
+    return count_relevant(ranked[:k], min_relevance) / (max(len(ranked), 1) if k is None else k)
+
+
+def recall(ranked, judged, k, *, min_relevance=1):
+    return count_relevant(ranked[:k], min_relevance) / count_relevant(judged, min_relevance)
+
+
+def hit_rate(ranked, judged, k, *, min_relevance=1):
+    return float(count_relevant(ranked[:k], min_relevance) > 0)
+
+
+def count_relevant(grades: Numbers, min_relevance: float) -> int:
+    return sum(grade >= min_relevance for grade in grades)
+
+
+METRIC_REFERENCES = {
+    "dcg": dcg,
+    "ndcg": ndcg,
+    "map": average_precision,
+    "mrr": reciprocal_rank,
+    "precision": precision,
+    "recall": recall,
+    "hit_rate": hit_rate,
+}
+
+
+def orders(scores: Numbers, grades: Numbers, ties: str) -> Iterator[list[int]]:
+    """The orders of the items, best score first, that the tie rule allows."""
+    descending = sorted(range(len(scores)), key=lambda i: -scores[i])
+    groups = [list(group) for _, group in groupby(descending, key=lambda i: scores[i])]
+    if ties == "average":
+        for choice in product(*(permutations(group) for group in groups)):
+            yield list(chain.from_iterable(choice))
+        return
+    sign = {"stable": 0, "optimistic": -1, "pessimistic": 1}[ties]
+    yield [i for group in groups for i in sorted(group, key=lambda i: sign * grades[i])]
+
+
+def num_orders(scores: Numbers) -> int:
+    return math.prod(math.factorial(len(list(group))) for _, group in groupby(sorted(scores)))
+
+
+def metric_value(
+    name: str,
+    scores: Numbers,
+    grades: Numbers,
+    top_k: int | None = None,
+    *,
+    ideal: Numbers | None = None,
+    ties: str = "average",
+    **options,
+) -> float:
+    """The value of one query; NaN where it has none."""
+    grades = [max(grade, 0) for grade in grades]
+    judged = grades if ideal is None else [max(grade, 0) for grade in ideal]
+    if name in ("dcg", "ndcg"):
+        empty = max(judged, default=0) == 0
+    else:
+        empty = count_relevant(judged, options.get("min_relevance", 1)) == 0
+    if empty:
+        return math.nan
+    function = METRIC_REFERENCES[name]
+    return fmean(
+        function([grades[i] for i in order], judged, top_k, **options) for order in orders(scores, grades, ties)
+    )
+
+
+# Losses ---------------------------------------------------------------------------------------------------------------
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def log_softmax(values: Numbers) -> list[float]:
+    highest = max(values, default=0.0)
+    total = sum(math.exp(value - highest) for value in values)
+    return [value - highest - math.log(total) for value in values]
+
+
+def approx_ndcg(scores, grades, weights, *, top_k=None, gain="exp2", temperature=1.0):
+    gains = [gain_of(grade, gain) * weight for grade, weight in zip(grades, weights, strict=True)]
+    best = sum(g * discount(rank) for rank, g in enumerate(sorted(gains, reverse=True)[:top_k], 1))
+    if best <= 0:
+        return 0.0, False
+    total = 0.0
+    for i, score in enumerate(scores):
+        rank = 1 + sum(sigmoid((other - score) / temperature) for j, other in enumerate(scores) if j != i)
+        cut = 1.0 if top_k is None or top_k >= len(scores) else sigmoid(top_k + 0.5 - rank)
+        total += gains[i] * discount(rank) * cut
+    return 1 - total / best, True
+
+
+def softmax(scores, grades, weights, *, gain="linear"):
+    gains = [gain_of(grade, gain) * weight for grade, weight in zip(grades, weights, strict=True)]
+    value = -sum(g * log_share for g, log_share in zip(gains, log_softmax(scores), strict=True))
+    return value, sum(gains) > 0
+
+
+def listnet(scores, grades, weights):
+    wanted, got = log_softmax(grades), log_softmax(scores)
+    value = -sum(math.exp(w) * weight * g for w, g, weight in zip(wanted, got, weights, strict=True))
+    return value, max(grades, default=0) > 0
+
+
+LOSS_REFERENCES = {"approx_ndcg": approx_ndcg, "softmax": softmax, "listnet": listnet}
+
+
+def loss_value(
+    name: str, scores: Numbers, grades: Numbers, weights: Numbers | None = None, **options
+) -> tuple[float, bool]:
+    """The value of one query, 0 without signal, and whether it has signal."""
+    weights = [1.0] * len(scores) if weights is None else weights
+    value, signal = LOSS_REFERENCES[name](scores, [max(grade, 0) for grade in grades], weights, **options)
+    return (value, True) if signal else (0.0, False)
+
+
+def mean_over_signal(values: Sequence[tuple[float, bool]], weights: Numbers) -> float:
+    """Weighted mean over the queries with signal; 0 where none has."""
+    total = sum(weight for (_, signal), weight in zip(values, weights, strict=True) if signal)
+    return sum(value * weight for (value, _), weight in zip(values, weights, strict=True)) / total if total else 0.0
