@@ -69,7 +69,7 @@ class RankingCLI(LightningCLI):
         trainer, data = self.trainer, self.datamodule
         if trainer.interrupted or trainer.fast_dev_run:
             return
-        has_test = data.has("test") if hasattr(data, "has") else True
+        has_test = data.has("test")
         best = getattr(trainer.checkpoint_callback, "best_model_path", "")
         if has_test:
             trainer.test(self.model, datamodule=data, ckpt_path=best or None, verbose=False)
@@ -101,27 +101,19 @@ class RankingCLI(LightningCLI):
 
     def _print_test_table(self) -> None:
         monitor = self._monitor(self.trainer.callbacks)
-        columns = {"random order": lambda batch: torch.zeros_like(batch["target"])}
-        values = {
-            name.removeprefix("test/"): value.item()
-            for name, value in self.trainer.callback_metrics.items()
-            if name in monitor.logged_keys("test")
+        data = self.datamodule.splits["test"]
+        keys = dict(zip(monitor.new_metrics().names, monitor.logged_keys("test"), strict=False))
+        columns = {
+            "random order": evaluate(data, lambda batch: torch.zeros_like(batch["target"]), monitor.new_metrics()),
+            "this model": {name: self.trainer.callback_metrics[key].item() for name, key in keys.items()},
         }
-        prefix = monitor.logged_keys("test")[0].removesuffix(monitor.new_metrics().names[0])
-        tested = {name: self.trainer.callback_metrics[prefix + name].item() for name in monitor.new_metrics().names}
         optimal = getattr(self.datamodule, "optimal_scorer", None)
         if optimal is not None:
-            columns["best possible"] = lambda batch: optimal(batch["features"])
-        columns["ideal order"] = lambda batch: batch["target"]
-        data = self.datamodule.splits["test"]
-        references = {name: evaluate(data, scores, monitor.new_metrics()) for name, scores in columns.items()}
-        names = ["random order", "this model", *[name for name in columns if name != "random order"]]
-        rows = [
-            [metric, *(f"{(tested if name == 'this model' else references[name])[metric]:.4f}" for name in names)]
-            for metric in tested
-        ]
+            columns["best possible"] = evaluate(data, lambda batch: optimal(batch["features"]), monitor.new_metrics())
+        columns["ideal order"] = evaluate(data, lambda batch: batch["target"], monitor.new_metrics())
+        rows = [[name, *(f"{column[name]:.4f}" for column in columns.values())] for name in keys]
         print()
-        print_table(f"Test: {len(data)} queries", ["", *names], rows)
+        print_table(f"Test: {len(data)} queries", ["", *columns], rows)
 
 
 @torch.no_grad()

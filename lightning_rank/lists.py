@@ -44,8 +44,16 @@ class Lists:
         """Running sum that starts anew at each query."""
         raise NotImplementedError
 
-    def order(self, values: Tensor, *, stable: bool = False) -> Tensor:
-        """Indices on the last axis that put each query's items in descending order of ``values``, padding last."""
+    def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
+        """Put each query's items in descending order, padding last.
+
+        Returns:
+            Indices on the last axis, and keys in that order, which are equal where the values are.
+        """
+        raise NotImplementedError
+
+    def ties_with_above(self, key: Tensor) -> Tensor:
+        """Where an item, in the order of its key, has the key of the item above it in its query."""
         raise NotImplementedError
 
     def sorted(self) -> Lists:
@@ -84,17 +92,22 @@ class PaddedLists(Lists):
     def max(self, values: Tensor) -> Tensor:
         if self.shape[1] == 0:
             return values.new_full((self.num_queries,), -torch.inf)
-        return values.masked_fill(~self.valid, -torch.inf).amax(-1)
+        return (values if self.mask is None else values.masked_fill(~self.mask, -torch.inf)).amax(-1)
 
     def cumsum(self, values: Tensor) -> Tensor:
         return values.cumsum(-1)
 
-    def order(self, values: Tensor, *, stable: bool = False) -> Tensor:
+    def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
         # NaN sorts behind everything, so padding ends up behind an item whose score is -inf.
-        key = -_sortable(values)
+        key = _descending(values)
         if self.mask is not None:
             key = key.masked_fill(~self.mask, torch.nan)
-        return torch.sort(key, dim=-1, stable=stable).indices
+        key, order = torch.sort(key, dim=-1, stable=stable)
+        return order, key
+
+    def ties_with_above(self, key: Tensor) -> Tensor:
+        # Padding is NaN here, which equals nothing.
+        return torch.cat([torch.zeros_like(key[:, :1], dtype=torch.bool), key[:, 1:] == key[:, :-1]], dim=1)
 
     def sorted(self) -> PaddedLists:
         if self.mask is None:
@@ -144,16 +157,22 @@ class JaggedLists(Lists):
         before = torch.cat([running.new_zeros(1), running])[self.offsets[:-1]]
         return running - before[self.query]
 
-    def order(self, values: Tensor, *, stable: bool = False) -> Tensor:
-        key = -_sortable(values)
+    def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
+        key = _descending(values)
         if key.dtype == torch.float64:
             by_value = torch.sort(key, stable=stable).indices
-            return by_value[torch.sort(self.query[by_value], stable=True).indices]
-        # One integer sort: the query in the upper half, in the lower the bits of the float32 in an order of integers
-        # (two's complement instead of sign and magnitude).
-        bits = key.view(torch.int32)
-        bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        return torch.sort((self.query << 32) + bits, stable=stable).indices
+            order = by_value[torch.sort(self.query[by_value], stable=True).indices]
+        else:
+            # One integer sort: the query in the upper half, in the lower the bits of the float32 in an order of integers
+            # (two's complement instead of sign and magnitude).
+            bits = key.view(torch.int32)
+            bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+            order = torch.sort((self.query << 32) + bits, stable=stable).indices
+        return order, key[order]
+
+    def ties_with_above(self, key: Tensor) -> Tensor:
+        same = torch.cat([torch.zeros_like(key[:1], dtype=torch.bool), key[1:] == key[:-1]])
+        return same & (self.position > 0)
 
     def sorted(self) -> JaggedLists:
         return self
@@ -168,13 +187,13 @@ class JaggedLists(Lists):
         return torch.ones_like(self.position, dtype=torch.bool)
 
 
-def _sortable(values: Tensor) -> Tensor:
-    """Exact float32 or float64 values that order as the given ones do; -0.0 becomes 0.0, so that both tie."""
+def _descending(values: Tensor) -> Tensor:
+    """Float32 or float64 keys whose ascending order is the exact descending order of the values; 0.0 and -0.0 tie."""
     if values.dtype in (torch.float16, torch.bfloat16):
         values = values.float()
     elif not values.is_floating_point():
         values = values.double()
-    return values + 0.0
+    return 0.0 - values
 
 
 def arrange(
@@ -294,7 +313,10 @@ def check_grades(lists: Lists, target: Tensor) -> None:
 
 
 def _check_no_nan(lists: Lists, values: Tensor, rule: str, advice: str) -> None:
-    if not (values.is_floating_point() and values_are_free(values)) or not values.isnan().any():
+    if not values.is_floating_point() or not values_are_free(values):
+        return
+    # A sum is the cheapest look at all values; it is also NaN for inf - inf, or inf in half precision.
+    if values.sum().isfinite() or not values.isnan().any():
         return
     bad = lists.sum(values.isnan().long())
     query = int((bad > 0).nonzero()[0])

@@ -13,14 +13,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-# No deadline: the first call of a torch operation is slow. Under CI hypothesis starts from its own "ci" profile.
+# No deadline: the first call of a torch operation is slow. "thorough" is chosen by --hypothesis-profile. Under CI hypothesis starts from its own "ci" profile.
 settings.register_profile("quick", parent=settings.default, deadline=None, max_examples=25)
+settings.register_profile("thorough", parent=settings.default, deadline=None, max_examples=1000)
 settings.load_profile("quick")
 
 Query = dict[str, list[float]]
 """Columns of one query, each a number per item: ``preds``, ``target``, and ``weight`` or ``judged`` where a test needs them."""
 
 LAYOUTS = ("padded", "offsets", "indexes")
+TIES = ("average", "stable", "optimistic", "pessimistic")
 RTOL = {torch.float64: 1e-9}
 """Relative accuracy by dtype of the scores; 1e-5 for all others."""
 

@@ -69,9 +69,9 @@ def read_letor(*paths: str | Path, num_features: int | None = None) -> RankingDa
 
     Raises:
         FileNotFoundError: a path that does not exist or is a directory.
-        ValueError: with ``path:line``, for a line that is not an item: no query id; a feature index that is no whole number,
-            below 1, repeated or above ``num_features``; a grade or value that is no finite float32 number; a file that
-            seems cut short, or holds no item.
+        ValueError: with ``path:line``, for a line that is no item: no query id; a feature index that is no whole number,
+            below 1, repeated or above ``num_features``; a grade or value that is no finite float32 number. Also for a file
+            that seems cut short or holds no item.
 
     Source: the format of Joachims' SVMlight, as in Qin and Liu, "Introducing LETOR 4.0 Datasets", 2013.
 
@@ -89,7 +89,7 @@ def read_letor(*paths: str | Path, num_features: int | None = None) -> RankingDa
     """
     if not paths:
         raise ValueError("`read_letor` needs at least one path, got none.")
-    if num_features is not None and not (isinstance(num_features, int) and num_features >= 1):
+    if num_features is not None and not (isinstance(num_features, (int, np.integer)) and num_features >= 1):
         raise ValueError(f"`num_features` must be None or a whole number of at least 1, got {num_features!r}.")
     files = [_existing_file(Path(path)) for path in paths]
 
@@ -113,13 +113,13 @@ def read_letor(*paths: str | Path, num_features: int | None = None) -> RankingDa
 
     features = _stack(dense_blocks, len(query_of_item), num_features)
     grade = np.concatenate(grades)
-    query = np.array(query_of_item)
-    rows = np.arange(len(query))
+    query = np.array(query_of_item, np.int64)
+    rows = np.arange(len(query), dtype=np.int64)
     if resumed:
         query_id, where = next(iter(resumed.items()))
         warnings.warn(
-            f"The lines of {len(resumed)} of {len(query_numbers)} queries are not contiguous; each was merged into one query, "
-            f"for example {query_id!r}, which goes on at {where}.",
+            f"{len(resumed)} of {len(query_numbers)} queries have lines that are not contiguous, which were merged: "
+            f"for example query {query_id!r}, which goes on at {where}.",
             stacklevel=2,
         )
         rows = np.argsort(query, kind="stable")
@@ -140,7 +140,7 @@ def _existing_file(path: Path) -> Path:
         raise FileNotFoundError(f"Expected a LETOR file, got the directory '{path.absolute()}'; it holds {_names(path)}.")
     if not path.exists():
         folder = path.absolute().parent
-        hint = f"its directory holds {_names(folder, path.name)}" if folder.is_dir() else f"there is no directory '{folder}'"
+        hint = f"the directory holds {_names(folder, path.name)}" if folder.is_dir() else f"no directory '{folder}' either"
         raise FileNotFoundError(f"No LETOR file '{path.absolute()}'; {hint}.")
     return path
 
@@ -181,9 +181,9 @@ def _read_blocks(path: Path, num_features: int | None) -> Iterator[_Block]:
         block = _parse(path, first_line, lines, num_features)
         if not block.query_ids:
             continue
-        columns, starts = block.numbers.columns, block.numbers.starts
+        columns = block.numbers.columns
         if usual is None:
-            usual = columns[: starts[1]]
+            usual = columns[: block.numbers.starts[1]].copy()
         elif not lines[-1].endswith(b"\n") and not block.all_commented:
             # A cut takes away the end of a line; one that lacks a feature in the middle is sparse, not cut.
             lacks_features = alike and len(columns) < len(usual) and np.array_equal(columns, usual[: len(columns)])
@@ -193,8 +193,8 @@ def _read_blocks(path: Path, num_features: int | None) -> Iterator[_Block]:
                     f"{path}:{first_line}: expected {wanted}, as on every line before, got {came}; {_CUT_SHORT}. "
                     "If the line is whole, end it with a newline."
                 )
-        alike = alike and bool((np.diff(starts) == len(usual)).all())
-        alike = alike and bool((columns.reshape(-1, max(len(usual), 1)) == usual).all())
+        # An item lists no feature twice, so equal lists laid end to end mean that each item has that list.
+        alike = alike and np.array_equal(columns, np.tile(usual, len(block.query_ids)))
         commented = commented and block.all_commented
         yield block
     if usual is None:
@@ -223,7 +223,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def _parse(path: Path, first_line: int, lines: list[bytes], num_features: int | None) -> _Block:
-    """Items from lines: ids by a regular expression, numbers by scikit-learn, or one by one where it may go wrong."""
+    """Items from lines: ids by a regular expression, numbers by scikit-learn or, where it refuses or may err, by us."""
     line_numbers: list[int] = []
     number_texts: list[bytes] = []
     query_ids: list[str] = []
@@ -231,12 +231,12 @@ def _parse(path: Path, first_line: int, lines: list[bytes], num_features: int | 
     all_commented = True
     for line_number, line in enumerate(lines, first_line):
         item = _ITEM.match(line)
-        if item is None and line.lstrip()[:1] in (b"", b"#"):
-            continue
-        if item is None:
-            query, numbers, comment = b"", b"not an item", None
-        else:
+        if item:
             query, numbers, comment = item["query"], item["grade"] + item["features"], item["comment"]
+        elif line.lstrip()[:1] in (b"", b"#"):
+            continue
+        else:  # the strict reader says what is wrong here, or earlier
+            query, numbers, comment = b"", b"no item", None
         line_numbers.append(line_number)
         number_texts.append(numbers)
         query_ids.append(_decode(query))
@@ -338,8 +338,9 @@ def _convert(kind: Callable[[bytes], _T], text: bytes) -> _T | None:
 
 
 def _malformed(expected: str, token: bytes, where: str, line: bytes) -> ValueError:
-    """The error for a token that is wrong in form: at the very end of a file it looks like a cut."""
-    cut = f"; {_CUT_SHORT}" if line.endswith(token or line.split()[-1]) and not line.endswith(b"\n") else ""
+    """The error for a token that is wrong in form: at the end of a last line without newline it looks like a cut."""
+    words = line.split()
+    cut = f"; {_CUT_SHORT}" if not line.endswith(b"\n") and (words[-1] == token or len(words) == 1) else ""
     return ValueError(f"{where}: expected {expected}, got {_shown(token) if token else 'nothing'}{cut}.")
 
 

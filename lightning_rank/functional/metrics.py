@@ -36,8 +36,10 @@ def dcg(ranking: Ranking, top_k: int | None = None, *, gain: Gain = "exp2") -> T
     Source: Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002; gain 2^g - 1: Burges et al.,
     "Learning to rank using gradient descent", ICML 2005.
     """
+    has_value = ranking.judged.top_grade() > 0
+    ranking = ranking.head(top_k)
     value = ranking.sum(ranking.gain(gain) * ranking.discount(), top_k)
-    return torch.where(ranking.top_grade() > 0, value, torch.nan)
+    return torch.where(has_value, value, torch.nan)
 
 
 def ndcg(ranking: Ranking, top_k: int | None = None, *, gain: Gain = "exp2") -> Tensor:
@@ -48,8 +50,9 @@ def ndcg(ranking: Ranking, top_k: int | None = None, *, gain: Gain = "exp2") -> 
 
     Source: Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002.
     """
-    best = ranking.ideal_dcg(top_k, gain, scaled=True)
-    has_value = (ranking.top_grade() > 0) & (best > 0)
+    best = ranking.judged.ideal_dcg(top_k, gain, scaled=True)
+    has_value = (ranking.judged.top_grade() > 0) & (best > 0)
+    ranking = ranking.head(top_k)
     value = ranking.sum(ranking.gain(gain, scaled=True) * ranking.discount(), top_k)
     return torch.where(has_value, value / torch.where(has_value, best, 1.0), torch.nan)
 
@@ -67,7 +70,7 @@ def average_precision(
 
     Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
     """
-    check_choice("denominator", denominator, DENOMINATORS)
+    ranking = ranking.head(top_k)
     chance, above = ranking.chance(min_relevance), ranking.relevant_above(min_relevance)
     total = ranking.num_relevant(min_relevance)
     precisions = chance * (above + 1) / ranking.rank
@@ -127,6 +130,7 @@ def reciprocal_rank(ranking: Ranking, top_k: int | None = None, *, min_relevance
 
     Source: Voorhees, "The TREC-8 Question Answering Track Report", 1999.
     """
+    ranking = ranking.head(top_k)
     value = ranking.sum(ranking.chance_of_first(min_relevance) / ranking.rank, top_k)
     return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
 
@@ -139,6 +143,7 @@ def precision(ranking: Ranking, top_k: int | None = None, *, min_relevance: floa
 
     Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
     """
+    ranking = ranking.head(top_k)
     hits = ranking.sum(ranking.chance(min_relevance), top_k)
     value = hits / (ranking.length.clamp(min=1) if top_k is None else top_k)
     return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
@@ -152,6 +157,7 @@ def recall(ranking: Ranking, top_k: int | None = None, *, min_relevance: float =
 
     Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
     """
+    ranking = ranking.head(top_k)
     total = ranking.num_relevant(min_relevance)
     value = ranking.sum(ranking.chance(min_relevance), top_k) / total.clamp(min=1)
     return torch.where(total > 0, value, torch.nan)
@@ -165,6 +171,7 @@ def hit_rate(ranking: Ranking, top_k: int | None = None, *, min_relevance: float
 
     Source: the success measure of trec_eval.
     """
+    ranking = ranking.head(top_k)
     value = ranking.sum(ranking.chance_of_first(min_relevance), top_k).clamp(max=1)
     return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
 
@@ -223,7 +230,7 @@ def check_options(options: dict[str, Any]) -> None:
         elif name == "denominator":
             check_choice(name, value, DENOMINATORS)
         else:
-            check_number(name, value)
+            check_number(name, value, above=0)
 
 
 def on_lists(spec: MetricSpec) -> Callable[..., Tensor]:

@@ -9,7 +9,7 @@ plain quantities, and a metric is written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
@@ -18,15 +18,86 @@ from lightning_rank.conventions import Gain, check_choice, gains_of, sum_dtype, 
 from lightning_rank.conventions import TIES, discount
 from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check_grades, check_scores
 
+# Up to this grade the ideal DCG is counted by levels; beyond it, or with fractions, grades are sorted.
+MOST_LEVELS = 16
+
+
+class Judged:
+    """The grades of all judged items of each query, retrieved or not: what an ideal order is made of."""
+
+    def __init__(self, lists: Lists, grade: Tensor, depth: int | None, *, whole: bool) -> None:
+        """``depth`` is the largest cutoff to come, None if there is a metric without; ``whole``: grades are whole numbers."""
+        self._lists, self._grade, self._depth, self._whole = lists, grade, depth, whole
+        self._memo: dict[Hashable, Tensor] = {}
+
+    def num_relevant(self, min_relevance: float) -> Tensor:
+        """``[Q]`` items of at least this grade."""
+        if min_relevance not in self._memo:
+            # Padding has grade 0, and `min_relevance` is above 0.
+            self._memo[min_relevance] = self._lists.sum(self._grade >= min_relevance).to(self._grade.dtype)
+        return self._memo[min_relevance]
+
+    def top_grade(self) -> Tensor:
+        """``[Q]`` the largest grade; 0 where nothing is judged."""
+        if "top" not in self._memo:
+            self._memo["top"] = self._lists.max(self._grade).clamp(min=0)
+        return self._memo["top"]
+
+    def ideal_dcg(self, top_k: int | None, gain: Gain, scaled: bool) -> Tensor:
+        """``[Q]`` DCG of the items in descending order of their grades."""
+        if self._has_few_levels():
+            return self._ideal_dcg_of_levels(top_k, gain, scaled)
+        lists, grade = self._sorted()
+        discounted = gains_on(lists, grade, gain, self.top_grade() if scaled else None)
+        discounted = discounted * discount((lists.position + 1).to(grade.dtype))
+        if top_k is not None and top_k < grade.shape[-1]:
+            discounted = discounted * (lists.position < top_k)
+        return lists.sum(discounted)
+
+    def _has_few_levels(self) -> bool:
+        """Whether grades are known to be a few whole numbers, so that counting them is cheaper than a sort."""
+        if not values_are_free(self._grade) or self._grade.numel() == 0:
+            return False
+        if "few levels" not in self._memo:
+            few = self.top_grade().max() <= MOST_LEVELS
+            self._memo["few levels"] = few if self._whole or not few else (self._grade == self._grade.floor()).all()
+        return bool(self._memo["few levels"])
+
+    def _ideal_dcg_of_levels(self, top_k: int | None, gain: Gain, scaled: bool) -> Tensor:
+        # The items of grade v or more fill the first ranks, so that each level adds the step of its gain to all of them.
+        grade = self._grade
+        levels = torch.arange(int(self.top_grade().max()) + 1, dtype=grade.dtype, device=grade.device)
+        gains = gains_of(levels, gain, self.top_grade()[:, None] if scaled else None).expand(self._lists.num_queries, -1)
+        steps = torch.cat([gains[:, :1], gains.diff(dim=1)], dim=1)
+        at_least = [self._lists.lengths, *(self.num_relevant(level) for level in range(1, len(levels)))]
+        reach = torch.stack([count.long() for count in at_least], dim=1)
+        longest = int(self._lists.lengths.max())
+        depth = longest if top_k is None else min(top_k, longest)
+        ranks = torch.arange(1, depth + 1, dtype=grade.dtype, device=grade.device)
+        summed = torch.cat([ranks.new_zeros(1), discount(ranks).cumsum(0)])
+        return (steps * summed[reach.clamp(max=depth)]).sum(1)
+
+    def _sorted(self) -> tuple[Lists, Tensor]:
+        """The grades in descending order, at least as many of each query as any cutoff asks for."""
+        lists, grade = self._lists, self._grade
+        if isinstance(lists, PaddedLists) and self._depth is not None and self._depth < grade.shape[-1]:
+            lists = lists.sorted().head(self._depth)
+            if "sorted" not in self._memo:
+                self._memo["sorted"] = torch.topk(grade, self._depth, dim=-1).values
+        elif "sorted" not in self._memo:
+            self._memo["sorted"] = grade.gather(-1, lists.order(grade)[0])
+        return lists.sorted(), self._memo["sorted"]
+
 
 class Ranking:
     """The grades of each query in the order of the scores.
 
     Attributes:
-        lists: the layout of the ranked items, possibly only the first ``depth`` of each query.
+        lists: the layout of the ranked items, possibly only the first ones of each query.
         grade: grades in rank order, >= 0, float64; 0 in padding.
         rank: 1-based ranks, broadcastable to ``grade``.
-        length: ``[Q]`` retrieved items of each query, also where ``grade`` holds only the first ``depth``.
+        length: ``[Q]`` retrieved items of each query, also where ``grade`` holds only the first ones.
+        judged: all judged items.
         has_nan: ``[Q]`` bool, a score or grade is NaN; None where that was already an error.
     """
 
@@ -36,21 +107,31 @@ class Ranking:
         grade: Tensor,
         length: Tensor,
         tied: tuple[Tensor, Tensor] | None,
-        judged: tuple[Lists, Tensor],
-        depth: int | None,
+        judged: Judged,
         has_nan: Tensor | None,
     ) -> None:
-        self.lists, self.grade, self.length, self.has_nan = lists, grade, length, has_nan
+        self.lists, self.grade, self.length, self.judged, self.has_nan = lists, grade, length, judged, has_nan
         self.rank = lists.position + 1
-        self._tied, self._judged, self._depth = tied, judged, depth
-        self._memo: dict[tuple, Tensor] = {}
+        self._tied = tied
+        self._heads: dict[int, Ranking] = {}
+        self._memo: dict[Hashable, Tensor] = {}
 
-    def _once(self, key: tuple, compute: Callable[[], Tensor]) -> Tensor:
+    def _once(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
         if key not in self._memo:
             self._memo[key] = compute()
         return self._memo[key]
 
-    # What a metric is made of -----------------------------------------------------------------------------------------
+    def head(self, top_k: int | None) -> Ranking:
+        """The first ``top_k`` ranks as a ranking of their own where no tie can cross the cutoff; otherwise all of it."""
+        if top_k is None or self._tied is not None or not isinstance(self.lists, PaddedLists):
+            return self
+        if top_k >= self.grade.shape[-1]:
+            return self
+        if top_k not in self._heads:
+            self._heads[top_k] = Ranking(
+                self.lists.head(top_k), self.grade[:, :top_k], self.length, None, self.judged, self.has_nan
+            )
+        return self._heads[top_k]
 
     def sum(self, values: Tensor, top_k: int | None = None) -> Tensor:
         """Sum over the ranks of each query, up to ``top_k`` -> ``[Q]``."""
@@ -66,52 +147,54 @@ class Ranking:
         running = values.cumsum(-1)
         return (running.gather(-1, last) - (running - values).gather(-1, first)) / (last - first + 1)
 
+    def gain(self, gain: Gain, *, scaled: bool = False) -> Tensor:
+        """At each rank the mean gain of the items tied there; ``scaled``: exp2 gains over 2^(largest grade of the query)."""
+        return self.mean_of_tied(gains_on(self.lists, self.grade, gain, self.judged.top_grade() if scaled else None))
+
     def relevant(self, min_relevance: float) -> Tensor:
         """1.0 where an item is relevant, in rank order."""
-        return self._once(("relevant", min_relevance), lambda: (self.grade >= min_relevance).to(self.grade.dtype))
+        return self._once(
+            ("relevant", min_relevance),
+            lambda: (self.grade >= min_relevance).to(self.grade.dtype),
+        )
 
     def chance(self, min_relevance: float) -> Tensor:
         """At each rank the probability that a relevant item stands there."""
-        return self._once(
-            ("chance", min_relevance), lambda: self.mean_of_tied(self.relevant(min_relevance))
-        )
+        return self._once(("chance", min_relevance), lambda: self.mean_of_tied(self.relevant(min_relevance)))
+
+    def _above(self, min_relevance: float) -> Tensor:
+        """Relevant items above each, in the order of the sort."""
+        relevant = self.relevant(min_relevance)
+        return self._once(("above", min_relevance), lambda: self.lists.cumsum(relevant) - relevant)
 
     def relevant_above(self, min_relevance: float) -> Tensor:
         """At each rank, if a relevant item stands there, the expected number of relevant items above it."""
-
-        def compute() -> Tensor:
-            relevant = self.relevant(min_relevance)
-            above = self.lists.cumsum(relevant) - relevant
-            if self._tied is None:
-                return above
-            size, place = self.tie_size(), self.tie_place()
-            others = self.chance(min_relevance) * size - 1
-            return above.gather(-1, self._tied[0]) + place * others / (size - 1).clamp(min=1)
-
-        return self._once(("relevant_above", min_relevance), compute)
+        above = self._above(min_relevance)
+        if self._tied is None:
+            return above
+        size = self.tie_size()
+        others = self.chance(min_relevance) * size - 1
+        return above.gather(-1, self._tied[0]) + self.tie_place() * others / (size - 1).clamp(min=1)
 
     def chance_of_first(self, min_relevance: float) -> Tensor:
         """At each rank the probability that the first relevant item stands there."""
 
         def compute() -> Tensor:
-            relevant = self.relevant(min_relevance)
-            above = self.lists.cumsum(relevant) - relevant
+            above = self._above(min_relevance)
             if self._tied is None:
-                return relevant * (above == 0)
-            first = self._tied[0]
+                return self.relevant(min_relevance) * (above == 0)
             size, place = self.tie_size(), self.tie_place()
             inside = (self.chance(min_relevance) * size).round()
-            here = (above.gather(-1, first) == 0) & (inside > 0)
+            here = (above.gather(-1, self._tied[0]) == 0) & (inside > 0)
             # Of n tied items, r relevant: place j (from 0) is passed without one with probability (n-r-j)/(n-j), while
             # j < n - r; the first comes at place j with r/(n-j) times the product of those before. Sums of logarithms:
             # the binomials of the closed form overflow at a thousand tied items.
             left = size - place
-            passable = here & (left > inside)
-            passing = torch.log1p(torch.where(passable, -inside / left, 0.0))
+            passing = torch.log1p(torch.where(here & (left > inside), -inside / left, 0.0))
             passed = torch.exp(self.lists.cumsum(passing) - passing)
             return torch.where(here & (left >= inside), inside / left * passed, 0.0)
 
-        return self._once(("chance_of_first", min_relevance), compute)
+        return self._once(("first", min_relevance), compute)
 
     def tie_size(self) -> Tensor:
         """At each rank the number of items tied there."""
@@ -130,51 +213,23 @@ class Ranking:
 
     def discount(self) -> Tensor:
         """1 / log2(rank + 1)."""
-        return self._once(("discount",), lambda: discount(self.rank.to(self.grade.dtype)))
-
-    def gain(self, gain: Gain, *, scaled: bool = False) -> Tensor:
-        """At each rank the mean gain of the items tied there; ``scaled``: of the query's ``exp2`` gains, over 2^top grade."""
-        return self.mean_of_tied(self._gains(self.lists, self.grade, gain, scaled))
-
-    def ideal_dcg(self, top_k: int | None, gain: Gain, *, scaled: bool = False) -> Tensor:
-        """``[Q]`` DCG of all judged items in descending order of their grades."""
-        lists, grade = self._ideal()
-        discounted = self._gains(lists, grade, gain, scaled) * discount((lists.position + 1).to(grade.dtype))
-        if top_k is not None and top_k < grade.shape[-1]:
-            discounted = discounted * (lists.position < top_k)
-        return lists.sum(discounted)
-
-    def _gains(self, lists: Lists, grade: Tensor, gain: Gain, scaled: bool) -> Tensor:
-        gains = gains_of(grade, gain, lists.spread(self.top_grade()) if scaled else None)
-        # Padding has grade 0, whose gain need not be 0 in a table or a callable.
-        return gains if isinstance(gain, str) else gains * lists.valid
-
-    # What is judged ---------------------------------------------------------------------------------------------------
+        return self._once("discount", lambda: discount(self.rank.to(self.grade.dtype)))
 
     def num_relevant(self, min_relevance: float) -> Tensor:
         """``[Q]`` relevant items among all judged ones."""
-        lists, grade = self._judged
-        return self._once(
-            ("num_relevant", min_relevance), lambda: lists.sum((grade >= min_relevance).to(grade.dtype))
-        )
-
-    def _ideal(self) -> tuple[Lists, Tensor]:
-        """All judged grades in descending order, at least as many of each query as any cutoff asks for."""
-        lists, grade = self._judged
-        if isinstance(lists, PaddedLists) and self._depth is not None and self._depth < grade.shape[-1]:
-            ideal = self._once(("ideal",), lambda: torch.topk(grade, self._depth, dim=-1).values)
-            return lists.sorted().head(self._depth), ideal
-        return lists.sorted(), self._once(("ideal",), lambda: grade.gather(-1, lists.order(grade)))
-
-    def top_grade(self) -> Tensor:
-        """``[Q]`` the largest judged grade; 0 where nothing is judged."""
-        lists, grade = self._judged
-        return self._once(("top_grade",), lambda: lists.max(grade).clamp(min=0))
+        return self.judged.num_relevant(min_relevance)
 
     @property
     def is_query(self) -> Tensor:
         """``[Q]`` bool: something was retrieved, or something relevant was missed. False is a fully masked row."""
-        return (self.length > 0) | (self.top_grade() > 0)
+        return (self.length > 0) | (self.judged.top_grade() > 0)
+
+
+def gains_on(lists: Lists, grade: Tensor, gain: Gain, top: Tensor | None) -> Tensor:
+    """The gain of each item, 0 in padding; with ``top``, ``[Q]``, exp2 gains over 2^top."""
+    gains = gains_of(grade, gain, None if top is None else lists.spread(top))
+    # Padding has grade 0, whose gain need not be 0 in a table or a callable.
+    return gains if isinstance(gain, str) else gains * lists.valid
 
 
 def rank(
@@ -217,23 +272,22 @@ def rank(
         if items["judged"].dtype != torch.bool:
             raise TypeError(f"`judged` must be bool, got {items['judged'].dtype}.")
         grade = grade * items["judged"]
-    judged_items = (lists, grade)
-    if ideal is not None:
-        judged_items = _judged_items(lists, ideal, ideal_mask)
-    elif ideal_mask is not None:
+    if ideal is None and ideal_mask is not None:
         raise ValueError("`ideal_mask` was given without `ideal`.")
+    judged_items = (lists, grade) if ideal is None else _judged_items(lists, ideal, ideal_mask)
+    whole = not (target if ideal is None else ideal).is_floating_point()
 
     order, key = _order(lists, preds, grade, ties)
     tied = None
     if ties == "average":
-        new = _starts_new_tie(lists, key)
-        if not values_are_free(preds) or not new.all():
-            tied = _tie_bounds(new)
+        same = lists.ties_with_above(key)
+        if not values_are_free(preds) or same.any():
+            tied = _tie_bounds(~same)
     length = lists.lengths
     lists = lists.sorted()
     if tied is None and depth is not None and isinstance(lists, PaddedLists) and depth < order.shape[-1]:
         lists, order = lists.head(depth), order[:, :depth]
-    return Ranking(lists, grade.gather(-1, order), length, tied, judged_items, depth, has_nan)
+    return Ranking(lists, grade.gather(-1, order), length, tied, Judged(*judged_items, depth, whole=whole), has_nan)
 
 
 def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None) -> tuple[Lists, Tensor]:
@@ -249,22 +303,13 @@ def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None) -> tup
 
 
 def _order(lists: Lists, preds: Tensor, grade: Tensor, ties: str) -> tuple[Tensor, Tensor]:
-    """Indices that rank the items, and the scores in that order."""
-    if ties in ("optimistic", "pessimistic"):
-        # Grades first, scores second and stable: tied items then stand in the order of their grades.
-        by_grade = lists.order(grade if ties == "optimistic" else -grade)
-        order = by_grade.gather(-1, lists.sorted().order(preds.gather(-1, by_grade), stable=True))
-    else:
-        order = lists.order(preds, stable=ties == "stable")
-    return order, preds.gather(-1, order)
-
-
-def _starts_new_tie(lists: Lists, score: Tensor) -> Tensor:
-    """True where an item's score differs from the one above it; every item of the padding counts as different."""
-    differs = torch.ones_like(score, dtype=torch.bool)
-    ranked = lists.sorted()
-    same = (score[..., 1:] == score[..., :-1]) & ((ranked.position > 0) & ranked.valid)[..., 1:]
-    return torch.cat([differs[..., :1], ~same], dim=-1)
+    """Indices that rank the items, and keys in that order that are equal where scores are."""
+    if ties not in ("optimistic", "pessimistic"):
+        return lists.order(preds, stable=ties == "stable")
+    # Grades first, scores second and stable: tied items then stand in the order of their grades.
+    by_grade, _ = lists.order(grade if ties == "optimistic" else -grade)
+    by_score, key = lists.sorted().order(preds.gather(-1, by_grade), stable=True)
+    return by_grade.gather(-1, by_score), key
 
 
 def _tie_bounds(new: Tensor) -> tuple[Tensor, Tensor]:

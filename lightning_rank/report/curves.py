@@ -56,15 +56,12 @@ def plot_curves(path: str | Path, *, chosen_by: str = "val/ndcg@10", names: Sequ
     for name in names:
         epochs, values = zip(*curves[name], strict=True)
         axes[0].plot(epochs, values, marker=".", label=name)
+    title = "Validation metrics"
     if chosen_by in curves:
         epoch, value = max(curves[chosen_by], key=lambda pair: pair[1])
         axes[0].axvline(epoch, color="0.6", linestyle=":", zorder=0)
-        axes[0].annotate(
-            f"best epoch {epoch}\n{chosen_by} {value:.4f}", (epoch, value), xytext=(0, 8), textcoords="offset points",
-            ha="center", fontsize=8,
-        )  # fmt: skip
-        axes[0].margins(y=0.2)
-    axes[0].set(title="Validation metrics", xlabel="epoch")
+        title = f"best {chosen_by} {value:.4f}, epoch {epoch}"
+    axes[0].set(title=title, xlabel="epoch")
     for name in losses:
         epochs, values = zip(*curves[name], strict=True)
         axes[1].plot(epochs, values, marker=".", label=name)

@@ -1,0 +1,127 @@
+"""Imports only go down: which file may import which, what each floor may need, and how light the package is."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "lightning_rank"
+NAME = PACKAGE.name
+FLOORS = (
+    ("lists", "conventions"),
+    ("functional", "stats"),
+    ("metrics", "losses", "models", "data", "online", "explain", "advise", "report"),
+    ("callbacks", "module", "datamodule", "gate"),
+    ("cli", "pytorch_lightning", "lightning", "__init__"),
+)
+FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
+SAME_FLOOR = {("lists", "conventions")}
+LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(file): file for file in FILES}
+
+
+def unit_of(module: str) -> str:
+    """The file or folder at the root of the package that a module belongs to."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports_of(source: str, package: str) -> Iterator[str]:
+    """Modules that a file imports, anywhere in it, but those imported for type checkers only."""
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            pending.extend(node.orelse)
+            continue
+        pending.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([base] if base else [])])
+            for alias in node.names:
+                # `from package import name` imports the module `name` where it is one.
+                yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
+
+
+def imports(file: Path) -> set[str]:
+    package = module_of(file) if file.name == "__init__.py" else module_of(file).rpartition(".")[0]
+    return set(imports_of(file.read_text(), package))
+
+
+def test_imports_are_found():
+    source = """
+import numpy.linalg as la
+from lightning_rank import functional, Missing
+from . import lists
+from .functional.losses import LOSSES
+if TYPE_CHECKING:
+    import pandas
+def later():
+    from torch import nn
+"""
+    assert set(imports_of(source, NAME)) == {
+        "numpy.linalg", f"{NAME}.functional", NAME, f"{NAME}.lists", f"{NAME}.functional.losses", "torch",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_file_imports_from_lower_floors_only(file):
+    unit = unit_of(module_of(file))
+    assert unit in FLOOR_OF, f"{unit} stands on no floor: add it to FLOORS"
+    for imported in imports(file):
+        other = unit_of(imported)
+        if imported.partition(".")[0] != NAME or other == unit or (unit, other) in SAME_FLOOR:
+            continue
+        assert FLOOR_OF[other] < FLOOR_OF[unit], f"{module_of(file)} must not import {imported}"
+
+
+def third_parties(modules: set[str]) -> set[str]:
+    """What the modules import from elsewhere than the package and the standard library, through the package too."""
+    found: set[str] = set()
+    pending, seen = list(modules), set(modules)
+    while pending:
+        for imported in imports(MODULES[pending.pop()]):
+            if imported.partition(".")[0] != NAME:
+                found.add(imported.partition(".")[0])
+            elif imported not in seen:
+                seen.add(imported)
+                pending.append(imported)
+    return found - set(sys.stdlib_module_names)
+
+
+def test_core_needs_torch_and_torchmetrics_alone():
+    core = {module for module in MODULES if unit_of(module) in ("functional", "metrics", "losses")}
+    assert len(core) >= 4
+    assert third_parties(core) <= {"torch", "torchmetrics"}
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if FLOOR_OF.get(unit_of(module_of(file)), 0) < 3], ids=module_of)
+def test_only_upper_floors_know_lightning(file):
+    assert not {imported.partition(".")[0] for imported in imports(file)} & LIGHTNING
+
+
+def test_import_is_light():
+    heavy = ("pytorch_lightning", "lightning", "scipy", "sklearn", "pandas", "matplotlib")
+    code = (
+        "import sys, torch, torchmetrics; before = set(sys.modules); import lightning_rank; "
+        f"print(sorted(m for m in set(sys.modules) - before if m.split('.')[0] in {heavy}))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
