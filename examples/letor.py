@@ -1,7 +1,7 @@
 """From a LETOR file to a tested ranker in Python: read, train, choose by validation NDCG, test, look at one query.
 
-    python examples/letor.py                       # generated data, written as LETOR files first
-    python examples/letor.py --data MQ2008/Fold1   # a folder with train.txt, vali.txt and test.txt
+python examples/letor.py                       # generated data, written as LETOR files first
+python examples/letor.py --data MQ2008/Fold1   # a folder with train.txt, vali.txt and test.txt
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from lightning_rank import ApproxNDCGLoss, LetorDataModule, MLPScorer, RankingDataset, RankingModule, RankingMonitor, make_ranking
+from lightning_rank import (
+    ApproxNDCGLoss,
+    LetorDataModule,
+    MLPScorer,
+    RankingDataset,
+    RankingModule,
+    RankingMonitor,
+    make_ranking,
+)
 
 
 def write_letor(data: RankingDataset, path: Path) -> None:

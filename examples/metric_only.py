@@ -1,6 +1,6 @@
 """A metric and a loss in a plain PyTorch loop, without Lightning; scores are logits of any sign.
 
-    python examples/metric_only.py
+python examples/metric_only.py
 """
 
 from __future__ import annotations

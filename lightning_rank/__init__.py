@@ -52,7 +52,7 @@ _WHERE = {
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605  # computed, so that a name stands in one place
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

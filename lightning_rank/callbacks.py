@@ -6,6 +6,7 @@ The classes here know no Lightning package; ``lightning_rank.pytorch_lightning``
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ class RankingMonitorMixin:
         prog_bar: bool = False,
     ) -> None:
         super().__init__()
-        conventions = {
+        conventions: dict[str, Any] = {
             "convention": convention,
             "gain": gain,
             "ties": ties,
@@ -88,7 +89,7 @@ class RankingMonitorMixin:
 
     def new_metrics(self) -> RankingMetrics:
         """The monitor's metrics, without data: for values under the same conventions elsewhere."""
-        return self._template.clone()
+        return copy.deepcopy(self._template)
 
     def logged_keys(self, stage: str) -> list[str]:
         """What is logged for one dataloader; ``stage`` is ``"val"`` or ``"test"``."""
@@ -256,7 +257,10 @@ class PredictionWriterMixin:
         for items, values in (pair for part in parts for pair in part):
             scores[items] = values
         if (missing := int(scores.isnan().sum())) > 0:
-            warnings.warn(f"{missing} of {len(scores)} items have no score (or NaN), as `limit_predict_batches` leaves them.", stacklevel=2)
+            warnings.warn(
+                f"{missing} of {len(scores)} items have no score (or NaN), as `limit_predict_batches` leaves them.",
+                stacklevel=2,
+            )
         if self.run is not None:
             write_run(self.run, dataset, scores, tag=self.tag)
         if self.scores is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,14 +61,26 @@ class RankingCLI(LightningCLI):
     def _monitor(callbacks: list[Callback]) -> RankingMonitor:
         return next(callback for callback in callbacks if isinstance(callback, RankingMonitor))
 
+    def before_validate(self) -> None:
+        self._needs_checkpoint()
+
+    def before_test(self) -> None:
+        self._needs_checkpoint()
+
     def before_predict(self) -> None:
+        self._needs_checkpoint()
         writer = self._get(self.config_init, "predictions")
         if writer.run is None and writer.scores is None:
-            raise SystemExit("predict needs a file to write: --predictions.run RUN.txt or --predictions.scores SCORES.txt.")
+            raise ValueError("predict needs a file to write: --predictions.run RUN.txt or --predictions.scores SCORES.txt.")
+
+    def _needs_checkpoint(self) -> None:
+        if self._get(self.config, "ckpt_path") is None:
+            raise ValueError(f"{self.subcommand} needs a trained model: --ckpt_path FILE.ckpt, as fit names it at its end.")
 
     def after_fit(self) -> None:
         """Test the best checkpoint, and say how good it is, where everything lies and what comes next."""
-        trainer, data = self.trainer, self.datamodule
+        trainer: Any = self.trainer
+        data = self.datamodule
         if trainer.interrupted or trainer.fast_dev_run:
             return
         has_test = data.has("test")
@@ -100,27 +114,34 @@ class RankingCLI(LightningCLI):
         return f"{path}, {path.with_name('curves.png')}"
 
     def _print_test_table(self) -> None:
-        monitor = self._monitor(self.trainer.callbacks)
+        trainer: Any = self.trainer
+        monitor = self._monitor(trainer.callbacks)
         data = self.datamodule.splits["test"]
-        keys = dict(zip(monitor.new_metrics().names, monitor.logged_keys("test"), strict=False))
+        metrics = monitor.new_metrics()
+        keys = dict(zip(metrics.names, monitor.logged_keys("test"), strict=False))
         columns = {
-            "random order": evaluate(data, lambda batch: torch.zeros_like(batch["target"]), monitor.new_metrics()),
-            "this model": {name: self.trainer.callback_metrics[key].item() for name, key in keys.items()},
+            "random order": evaluate(data, lambda batch: torch.zeros_like(batch["target"]), metrics),
+            "this model": {name: trainer.callback_metrics[key].item() for name, key in keys.items()},
         }
         optimal = getattr(self.datamodule, "optimal_scorer", None)
         if optimal is not None:
-            columns["best possible"] = evaluate(data, lambda batch: optimal(batch["features"]), monitor.new_metrics())
-        columns["ideal order"] = evaluate(data, lambda batch: batch["target"], monitor.new_metrics())
-        rows = [[name, *(f"{column[name]:.4f}" for column in columns.values())] for name in keys]
+            columns["best possible"] = evaluate(data, lambda batch: optimal(batch["features"]), metrics)
+        columns["ideal order"] = evaluate(data, lambda batch: batch["target"], metrics)
+        empty = max(metrics.num_empty.values())
+        counted = {"skip": "are skipped", "neg": "count 0", "pos": "count 1"}.get(
+            metrics.entries[0].empty_target_action, ""
+        )
+        title = f"Test: {len(data)} queries" + (f", of which {empty} without a relevant item {counted}" if empty else "")
         print()
-        print_table(f"Test: {len(data)} queries", ["", *columns], rows)
+        print_table(title, ["", *columns], [[name, *(f"{c[name]:.4f}" for c in columns.values())] for name in keys])
 
 
 @torch.no_grad()
 def evaluate(
     data: RankingDataset, score: Callable[[dict[str, Tensor]], Tensor], metrics: RankingMetrics
 ) -> dict[str, float]:
-    """Metrics of what ``score`` makes of each batch of a data set."""
+    """Metrics of what ``score`` makes of each batch of a data set; they keep the state."""
+    metrics.reset()
     for queries in QueryBatchSampler(data.lengths, 256):
         batch = data[queries]
         metrics.update(score(batch), batch["target"], mask=batch["mask"])
@@ -128,15 +149,32 @@ def evaluate(
 
 
 def main(args: list[str] | None = None) -> int:
-    """Entry point of the command ``lightning-rank``; returns the exit status."""
-    RankingCLI(
-        RankingModule,
-        LightningDataModule,
-        subclass_mode_data=True,
-        seed_everything_default=0,
-        parser_kwargs={"prog": "lightning-rank", "description": "Train and evaluate rankers."},
-        args=args,
-    )
+    """Entry point of the command ``lightning-rank``; returns the exit status.
+
+    Bad input is one line on stderr and status 1; with the environment variable ``LIGHTNING_RANK_TRACEBACK`` set, a traceback.
+    """
+    # Advice on speed that is wrong for data in memory, and a deprecation inside Lightning that no user can act on.
+    for advice in (
+        ".*does not have many workers.*",
+        "The number of training batches.*",
+        ".*isinstance.treespec, LeafSpec.*",
+    ):
+        warnings.filterwarnings("ignore", advice)
+    try:
+        RankingCLI(
+            RankingModule,
+            LightningDataModule,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            trainer_defaults={"max_epochs": 50},
+            parser_kwargs={"prog": "lightning-rank", "description": "Train and evaluate rankers with PyTorch Lightning."},
+            args=args,
+        )
+    except (ValueError, OSError) as error:
+        if os.environ.get("LIGHTNING_RANK_TRACEBACK"):
+            raise
+        print(f"lightning-rank: error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -74,7 +74,7 @@ def check_top_k(top_k: object) -> None:
 
 def check_number(option: str, value: object, *, above: float = -math.inf, below: float = math.inf) -> None:
     """Raise unless ``value`` is a real number with ``above < value < below``."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not above < value < below:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not above < float(value) < below:
         bounds = " and ".join(
             ([f"above {above:g}"] if above > -math.inf else []) + ([f"below {below:g}"] if below < math.inf else [])
         )
@@ -87,13 +87,9 @@ def check_gain(gain: object) -> None:
     if isinstance(gain, str):
         check_choice("gain", gain, GAINS)
     elif not (
-        isinstance(gain, Sequence)
-        and len(gain) > 0
-        and all(isinstance(g, numbers.Real) and math.isfinite(g) for g in gain)
+        isinstance(gain, Sequence) and len(gain) > 0 and all(isinstance(g, numbers.Real) and math.isfinite(g) for g in gain)
     ):
-        raise ValueError(
-            f"`gain` must be 'exp2', 'linear', a list of finite gains by grade, or a callable, got {gain!r}."
-        )
+        raise ValueError(f"`gain` must be 'exp2', 'linear', a list of finite gains by grade, or a callable, got {gain!r}.")
 
 
 def check_aggregation(aggregation: object) -> None:

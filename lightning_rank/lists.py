@@ -296,9 +296,7 @@ def _arrange_jagged(preds, target, offsets, ids, items):  # type: ignore[no-unty
             f"got {_abridged(offsets)}."
         )
     if ids is not None and ids.numel() != offsets.numel() - 1:
-        raise ValueError(
-            f"With `offsets`, `indexes` is the id of each query, [{offsets.numel() - 1}], got {_shape(ids)}."
-        )
+        raise ValueError(f"With `offsets`, `indexes` is the id of each query, [{offsets.numel() - 1}], got {_shape(ids)}.")
     return JaggedLists(offsets, preds.numel(), None if ids is None else ids.long()), preds, target, items
 
 

@@ -43,9 +43,7 @@ class RankingLoss(nn.Module):
         kinds = inspect.Parameter
         own = options_of(LOSSES[cls.name].function)
         own = [p.replace(kind=kinds.POSITIONAL_OR_KEYWORD) if p.name == "top_k" else p for p in own]
-        signature = inspect.Signature(
-            [kinds("self", kinds.POSITIONAL_OR_KEYWORD), *own, *options_of(RankingLoss.__init__)]
-        )
+        signature = inspect.Signature([kinds("self", kinds.POSITIONAL_OR_KEYWORD), *own, *options_of(RankingLoss.__init__)])
 
         def __init__(self: RankingLoss, *args: Any, **options: Any) -> None:
             if unknown := options.keys() - signature.parameters:

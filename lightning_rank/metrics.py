@@ -87,6 +87,18 @@ class _Streaming(Metric):
     their items. Everything is merged when computed, so that neither batches nor processes change a value.
     """
 
+    value: Tensor
+    counts: Tensor
+    seen: Tensor
+    query_ids: list[Tensor]
+    query_rows: list[Tensor]
+    anonymous_rows: list[Tensor]
+    item_ids: list[Tensor]
+    items: list[Tensor]
+    _fill: Tensor
+    _counts_empty: Tensor
+    prefix: str
+
     is_differentiable = False
     higher_is_better = True
     full_state_update = False
@@ -134,7 +146,9 @@ class _Streaming(Metric):
         self.register_buffer("_fill", torch.tensor([float(a == "pos") for a in actions]).double(), persistent=False)
         self.register_buffer("_counts_empty", torch.tensor([a != "skip" for a in actions]), persistent=False)
 
-        reduction, start = _REDUCTION.get(self.aggregation, ("sum", 0.0)) if isinstance(self.aggregation, str) else ("sum", 0.0)
+        reduction, start = (
+            _REDUCTION.get(self.aggregation, ("sum", 0.0)) if isinstance(self.aggregation, str) else ("sum", 0.0)
+        )
         k = len(entries)
         self.add_state("value", torch.full((k,), start, dtype=torch.float64), dist_reduce_fx=reduction)
         # Of each metric: queries that count, queries without a value.
@@ -272,9 +286,7 @@ class _Streaming(Metric):
         item_ids, items = _cat(self.item_ids, torch.int64), _cat(self.items, dtype, 3)
         if len(item_ids):
             preds, target, judged = items.unbind(1)
-            ranking = rank(
-                preds, target, indexes=item_ids, judged=judged > 0, ties=self.ties, depth=self._depth
-            )
+            ranking = rank(preds, target, indexes=item_ids, judged=judged > 0, ties=self.ties, depth=self._depth)
             rows = torch.cat([rows, self._rows(ranking)])
             ids = torch.cat([ids, ranking.lists.ids])  # type: ignore[list-item]  # flat indexes have ids
         anonymous = _cat(self.anonymous_rows, dtype, width)
@@ -366,8 +378,7 @@ class _Streaming(Metric):
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
         # Tensors in the lists are never changed, so copying them, which `forward` would do at each step, is waste.
         return {
-            name: list(state) if isinstance(state, list) else state.clone()
-            for name, state in self.metric_state.items()
+            name: list(state) if isinstance(state, list) else state.clone() for name, state in self.metric_state.items()
         }
 
     def _options_text(self, entry: Entry) -> str:
@@ -542,7 +553,7 @@ class NDCG(RankingMetric):
         >>> ndcg = NDCG(top_k=10)
         >>> ndcg.update(torch.tensor([[0.3, -1.2, 2.0]]), torch.tensor([[0, 1, 3]]))
         >>> round(ndcg.compute().item(), 4)
-        0.9829
+        0.9828
     """
 
     name = "ndcg"
@@ -587,9 +598,7 @@ class HitRate(RankingMetric):
     name = "hit_rate"
 
 
-NAMED_CLASSES: dict[str, type[RankingMetric]] = {
-    cls.name: cls for cls in (NDCG, DCG, MAP, MRR, Precision, Recall, HitRate)
-}
+NAMED_CLASSES: dict[str, type[RankingMetric]] = {cls.name: cls for cls in (NDCG, DCG, MAP, MRR, Precision, Recall, HitRate)}
 
 
 def metric(name: str, **options: Any) -> RankingMetric:

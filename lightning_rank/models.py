@@ -18,8 +18,8 @@ class FeatureTransform(nn.Module):
     """Brings features to a common scale that is learnt from the training data and saved with the model.
 
     Args:
-        kind: ``"standardize"`` subtracts the mean and divides by the standard deviation; ``"log1p"`` takes
-            sign(x) * log(1 + abs(x)) first, for counts and other long tails; ``"none"`` changes nothing. A constant feature becomes 0.
+        kind: ``"standardize"`` subtracts the mean and divides by the standard deviation (a constant feature becomes 0);
+            ``"log1p"`` takes sign(x) * log(1 + abs(x)) first, for counts and other long tails; ``"none"`` changes nothing.
 
     Example:
         >>> transform = FeatureTransform("standardize")

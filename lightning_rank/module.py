@@ -19,12 +19,13 @@ from lightning_rank.models import MLPScorer
 class RankingModuleMixin:
     """Trains any scorer on any ranking loss.
 
-    Batches are dicts of ``features`` ``[query, item, feature]``, ``target`` and ``mask`` ``[query, item]``, and ``query`` ``[query]``,
-    the number of each query, as the data modules here make them. Validation and test return what ``RankingMonitor`` reads.
+    Batches are dicts of ``features`` ``[query, item, feature]``, ``target`` and ``mask`` ``[query, item]``, and ``query``
+    ``[query]``, the number of each query, as the data modules here make them. Validation and test return what
+    ``RankingMonitor`` reads.
 
     Args:
-        scorer: a module from ``[query, item, feature]`` to ``[query, item]``; it gets ``mask`` too if its ``forward`` takes one. If it
-            has ``fit_features``, as the scorers here, that is called with the training features before training.
+        scorer: a module from ``[query, item, feature]`` to ``[query, item]``; it gets ``mask`` too if its ``forward`` takes
+            one. If it has ``fit_features``, as the scorers here, that is called with the training features before training.
         loss: a ranking loss, or the name of one, such as ``"approx_ndcg@10"``.
         optimizer: makes the optimiser from the parameters.
         lr_scheduler: makes a scheduler, stepped once an epoch, from the optimiser.
@@ -34,6 +35,7 @@ class RankingModuleMixin:
         ValueError: an unknown loss name; features that do not fit the scorer.
 
     Example:
+        >>> import torch
         >>> from lightning_rank.pytorch_lightning import RankingModule
         >>> from lightning_rank.models import LinearScorer
         >>> module = RankingModule(LinearScorer(num_features=4), loss="approx_ndcg@10")

@@ -13,13 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-# No deadline: the first call of a torch operation is slow. "thorough" is chosen by --hypothesis-profile. Under CI hypothesis starts from its own "ci" profile.
+# No deadline: the first call of a torch operation is slow. `--hypothesis-profile=thorough` looks for rare failures. Under CI
+# both build on hypothesis's own profile "ci", which is deterministic.
 settings.register_profile("quick", parent=settings.default, deadline=None, max_examples=25)
 settings.register_profile("thorough", parent=settings.default, deadline=None, max_examples=1000)
 settings.load_profile("quick")
 
 Query = dict[str, list[float]]
-"""Columns of one query, each a number per item: ``preds``, ``target``, and ``weight`` or ``judged`` where a test needs them."""
+"""Columns of a query, a number per item: ``preds``, ``target``, and ``weight`` or ``judged`` where a test needs them."""
 
 LAYOUTS = ("padded", "offsets", "indexes")
 TIES = ("average", "stable", "optimistic", "pessimistic")
@@ -35,14 +36,14 @@ def lay_out(
     seed: int = 0,
     ids: Sequence[int] | None = None,
 ) -> dict[str, Tensor]:
-    """Queries as the arguments of a metric or a loss.
+    """Queries as the arguments of a metric or a loss; columns are float64 unless ``dtypes`` says otherwise.
 
-    ``padded`` has garbage in the padding and holes between the items, ``indexes`` mixes the items of all queries; items of a
-    query stay in order. ``single`` is flat, for one query. ``dtypes`` of the columns are float64 unless given.
+    ``padded`` has garbage in the padding and holes between the items, ``indexes`` mixes the items of all queries; the items
+    of a query stay in order. ``single`` is flat, for one query.
     """
     rng = random.Random(seed)
     names = list(queries[0]) if queries else ["preds", "target"]
-    types = {name: torch.float64 for name in names} | (dtypes or {})
+    types = dict.fromkeys(names, torch.float64) | (dtypes or {})
     sizes = [len(query["preds"]) for query in queries]
     if layout == "padded":
         width = max(sizes, default=0) + rng.randint(0, 2)

@@ -113,9 +113,7 @@ def metric_value(
     if empty:
         return math.nan
     function = METRIC_REFERENCES[name]
-    return fmean(
-        function([grades[i] for i in order], judged, top_k, **options) for order in orders(scores, grades, ties)
-    )
+    return fmean(function([grades[i] for i in order], judged, top_k, **options) for order in orders(scores, grades, ties))
 
 
 # Losses ---------------------------------------------------------------------------------------------------------------

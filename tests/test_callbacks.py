@@ -205,7 +205,11 @@ def test_metrics_follow_the_device_of_the_data():
     monitor = RankingMonitor()
     monitor._start(1, module)
     monitor._update(
-        {"preds": torch.rand(2, 3, device="meta"), "target": torch.ones(2, 3, device="meta")}, module, "validation_step", 0, 0
+        {"preds": torch.rand(2, 3, device="meta"), "target": torch.ones(2, 3, device="meta")},
+        module,
+        "validation_step",
+        0,
+        0,
     )
     assert monitor._metrics[0].device.type == "meta"
 

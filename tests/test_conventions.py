@@ -186,7 +186,7 @@ def test_value_under_a_preset(tool, name, value):
 
 
 def test_unknown_preset_names_the_nearest():
-    with pytest.raises(ValueError, match="Unknown convention 'lightbgm'.*Did you mean 'lightgbm'"):
+    with pytest.raises(ValueError, match=r"Unknown convention 'lightbgm'.*Did you mean 'lightgbm'"):
         NAMED_CLASSES["ndcg"](convention="lightbgm")
     with pytest.raises(ValueError, match="Unknown convention"):
         preset("excel", "ndcg")

@@ -175,7 +175,10 @@ def test_files_with_fewer_features_than_the_training_data_are_widened_also_from_
     run.save_checkpoint(tmp_path / "model.ckpt")
     fresh = trainer(RankingMonitor())
     (result,) = fresh.test(
-        RankingModule(LinearScorer()), datamodule=LetorDataModule(str(fold)), ckpt_path=tmp_path / "model.ckpt", verbose=False
+        RankingModule(LinearScorer()),
+        datamodule=LetorDataModule(str(fold)),
+        ckpt_path=tmp_path / "model.ckpt",
+        verbose=False,
     )
     assert 0 < result["test/ndcg@10"] <= 1
 

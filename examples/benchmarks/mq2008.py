@@ -20,7 +20,15 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
-from lightning_rank import ApproxNDCGLoss, LetorDataModule, MLPScorer, RankingDataset, RankingMetrics, RankingModule, RankingMonitor
+from lightning_rank import (
+    ApproxNDCGLoss,
+    LetorDataModule,
+    MLPScorer,
+    RankingDataset,
+    RankingMetrics,
+    RankingModule,
+    RankingMonitor,
+)
 from lightning_rank.report.tables import print_table
 
 METRICS = ("ndcg@5", "ndcg@10", "map", "mrr")

@@ -74,7 +74,9 @@ class RankingDataset(Dataset):
             kept = torch.where(mask, first, -1.0).topk(self.max_items).indices.sort().values
             items, mask = items.gather(1, kept), mask.gather(1, kept)
         return {
-            "features": torch.where(mask[..., None], self.features[items], 0.0) if len(self.features) else self.features[items],
+            "features": torch.where(mask[..., None], self.features[items], 0.0)
+            if len(self.features)
+            else self.features[items],
             "target": torch.where(mask, self.grades[items], 0.0),
             "mask": mask,
             "query": queries,

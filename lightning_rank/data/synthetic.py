@@ -24,6 +24,8 @@ class BayesOptimalScorer(nn.Module):
         seed: the same seed gives the same utility.
     """
 
+    weight: Tensor
+
     def __init__(self, num_features: int = 16, seed: int = 0) -> None:
         super().__init__()
         if isinstance(num_features, bool) or not isinstance(num_features, int) or num_features < 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -45,16 +46,12 @@ def write_scores(path: str | Path, dataset: RankingDataset, scores: Tensor) -> N
 
 def _run_lines(dataset: RankingDataset, scores: Tensor, tag: str) -> Iterable[str]:
     bounds = dataset.offsets.tolist()
-    for query, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for query, (start, end) in enumerate(pairwise(bounds)):
         order = torch.argsort(scores[start:end].neg(), stable=True)
         kept = order[~scores[start:end][order].isnan()] + start
         for rank, (item, score) in enumerate(zip(kept.tolist(), scores[kept].tolist(), strict=True), 1):
-            if dataset.document_ids is not None:
-                document = dataset.document_ids[item]
-            else:
-                document = ""
-            if not document:
-                document = str(item if dataset.rows is None else int(dataset.rows[item]))
+            document = dataset.document_ids[item] if dataset.document_ids is not None else ""
+            document = document or str(item if dataset.rows is None else int(dataset.rows[item]))
             yield f"{dataset.query_ids[query]} Q0 {document} {rank} {score:.9g} {tag}\n"
 
 

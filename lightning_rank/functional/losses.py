@@ -231,9 +231,7 @@ def _checked_weight(weight: Tensor | None, shape: torch.Size, dtype: torch.dtype
     return weight.to(dtype)
 
 
-def _reduce(
-    value: Tensor, signal: Tensor, weight: Tensor | None, reduction: str, global_mean: bool
-) -> Tensor:
+def _reduce(value: Tensor, signal: Tensor, weight: Tensor | None, reduction: str, global_mean: bool) -> Tensor:
     if weight is not None:
         value, signal = value * weight, signal * weight
     if reduction == "none":

@@ -82,9 +82,7 @@ def average_precision(
     return torch.where(total > 0, value, torch.nan)
 
 
-def _average_precision_by_hits(
-    ranking: Ranking, top_k: int | None, min_relevance: float, precisions: Tensor
-) -> Tensor:
+def _average_precision_by_hits(ranking: Ranking, top_k: int | None, min_relevance: float, precisions: Tensor) -> Tensor:
     """Precisions over the number of hits, which is random where the cutoff splits tied items."""
     chance = ranking.chance(min_relevance)
     if not ranking.is_tied or top_k is None:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from lightning_rank.conventions import Gain, check_choice, gains_of, sum_dtype, values_are_free
-from lightning_rank.conventions import TIES, discount
+from lightning_rank.conventions import TIES, Gain, check_choice, discount, gains_of, sum_dtype, values_are_free
 from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check_grades, check_scores
 
 # Up to this grade the ideal DCG is counted by levels; beyond it, or with fractions, grades are sorted.

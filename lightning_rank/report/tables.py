@@ -23,5 +23,8 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     print(title)
     for row in (header, ["-" * width for width in widths], *rows):
-        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         print("  ".join(cells).rstrip())

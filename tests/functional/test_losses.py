@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from lightning_rank import functional
 from lightning_rank.functional.losses import LOSSES, LossSpec, find_loss
 from tests import reference
 from tests.conftest import (
-    CUTOFFS,
     FINITE_SCORES,
     LAYOUTS,
     SEEDS,
@@ -89,7 +89,7 @@ def test_golden_values(spec, case, dtype, layout):
     values, gradient = evaluate(spec, batch, layout, dtype=dtype, seed=1, **case["kwargs"])
     assert values.dtype == dtype
     assert_close(values, expect["per_query"], rtol=rtol, atol=scale)
-    assert_close(gradient, sum(expect["grad_of_sum"], []), rtol=rtol, atol=scale)
+    assert_close(gradient, list(chain.from_iterable(expect["grad_of_sum"])), rtol=rtol, atol=scale)
     for reduction in ("sum", "mean"):
         value, _ = evaluate(spec, batch, layout, dtype=dtype, reduction=reduction, **case["kwargs"])
         assert_close(value, expect[reduction], rtol=rtol, atol=scale)
@@ -359,7 +359,8 @@ def test_compile_in_one_graph(spec):
     torch.compiler.reset()
     compiled = torch.compile(function_of(spec), fullgraph=True, backend="eager")
     batch = [tensor[0] for tensor in padded_stack(1)]
-    assert_close(compiled(*batch), function_of(spec)(*batch))
+    options = {"top_k": 2} if "top_k" in spec.options else {}
+    assert_close(compiled(*batch, **options), function_of(spec)(*batch, **options))
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
@@ -428,7 +429,7 @@ def test_nan_weight_in_padding_is_no_error():
 
 
 def test_unknown_loss_names_the_nearest():
-    with pytest.raises(ValueError, match="Unknown loss 'softmx'.*Did you mean 'softmax'"):
+    with pytest.raises(ValueError, match=r"Unknown loss 'softmx'.*Did you mean 'softmax'"):
         find_loss("softmx")
 
 

@@ -1,0 +1,66 @@
+"""Each example runs, at a small size, and prints what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_module import write_letor
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, *args: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *args],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MPLBACKEND": "agg"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_own_module(tmp_path):
+    output = run("own_module.py", "--queries=100", "--epochs=3", cwd=tmp_path)
+    untrained, best = map(float, re.search(r"val/ndcg@10 +untrained (\S+) +best epoch (\S+)", output).groups())
+    assert untrained < best <= 1
+
+
+def test_metric_only(tmp_path):
+    output = run("metric_only.py", "--queries=100", "--epochs=3", cwd=tmp_path)
+    rows = [line.split() for line in output.splitlines() if re.match(r" +\d", line)]
+    assert len(rows) == 3
+    assert float(rows[-1][2]) > float(rows[0][2])
+
+
+def test_letor(tmp_path):
+    output = run("letor.py", "--queries=40", "--epochs=2", cwd=tmp_path)
+    assert re.search(r"test/ndcg@10 +0\.\d{4}", output)
+    assert len(re.findall(r"^ +\d+  doc\d+ ", output, flags=re.MULTILINE)) == 10
+
+
+def test_benchmark_of_metrics_compares_equal_values(tmp_path):
+    output = run("benchmarks/metrics.py", "--shapes", "20x10", "--repeats", "1", cwd=tmp_path)
+    assert re.search(r"20 x 10 .* ms", output)
+
+
+def test_benchmark_mq2008_prints_folds_and_mean(tmp_path):
+    for i in range(1, 6):
+        write_letor(tmp_path / f"S{i}.txt", 6, seed=i)
+    output = run("benchmarks/mq2008.py", "--data", ".", "--epochs", "1", "--folds", "1", "2", cwd=tmp_path)
+    assert re.search(r"fold 2: test ndcg@10 MLP, ApproxNDCG 0\.\d+", output)
+    assert re.search(r"MLP, ApproxNDCG +0\.\d{4} ± 0\.\d{4}", output)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
+def test_every_example_is_covered_and_says_how_to_run_it(path):
+    assert f"python examples/{path.relative_to(EXAMPLES).as_posix()}" in path.read_text(encoding="utf-8")
+    assert path.relative_to(EXAMPLES).as_posix() in Path(__file__).read_text(encoding="utf-8")
