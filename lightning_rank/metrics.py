@@ -25,7 +25,7 @@ from lightning_rank.conventions import (
     values_are_free,
 )
 from lightning_rank.functional.metrics import METRICS, MetricSpec, check_options, find_metric
-from lightning_rank.functional.ranking import Ranking, rank
+from lightning_rank.functional.ranking import Ranking, check_judgements, rank
 from lightning_rank.lists import arrange, check_grades, check_scores
 
 
@@ -202,8 +202,9 @@ class _Streaming(Metric):
                     preds, target, indexes, mask, offsets, judged
                 )
         layout = {"mask": mask, "indexes": indexes, "offsets": offsets}
-        spread = indexes is not None and offsets is None and not self.whole_queries and preds.ndim == 1
-        if spread and ideal is None:
+        by_item = indexes is not None and offsets is None and isinstance(preds, Tensor) and preds.ndim == 1
+        if by_item and not self.whole_queries and ideal is None:
+            check_judgements(judged, ideal, ideal_mask)
             self._keep_items(preds, target, indexes, mask, judged)  # type: ignore[arg-type]  # indexes is not None
             return
         ranking = rank(
@@ -211,7 +212,6 @@ class _Streaming(Metric):
         )
         self._note_dtype(preds)
         rows = self._rows(ranking)
-        by_item = preds.ndim == 1 and offsets is None
         if indexes is not None and (self.per_query or not by_item):
             self.query_ids = [*self.query_ids, ranking.lists.ids.detach().clone()]  # type: ignore[union-attr]  # ids were given
             self.query_rows = [*self.query_rows, rows]
@@ -269,13 +269,32 @@ class _Streaming(Metric):
         counts = counts + torch.stack([counted.sum(0), empty.sum(0)])
         return value, counts, torch.stack([seen[0] + has_nan.sum(), seen[1]])
 
+    def _list_states(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """The states that grow: dtype, and shape of a row."""
+        dtype, width = self.value.dtype, len(self.entries) + 2
+        return {
+            "query_ids": (torch.int64, ()),
+            "query_rows": (dtype, (width,)),
+            "anonymous_rows": (dtype, (width,)),
+            "item_ids": (torch.int64, ()),
+            "items": (dtype, (3,)),
+        }
+
+    def _joined(self, name: str) -> Tensor:
+        """A list state, or the tensor that a sync has made of it, as one tensor."""
+        state = getattr(self, name)
+        if isinstance(state, Tensor):
+            return state
+        if state:
+            return torch.cat(state)
+        dtype, row = self._list_states()[name]
+        return torch.empty((0, *row), dtype=dtype, device=self.value.device)
+
     # Merging and computing --------------------------------------------------------------------------------------------
 
     def _merged_rows(self) -> tuple[Tensor, Tensor | None, int]:
         """Rows of all queries whose rows or items were kept, each id once; their ids; how many repeats were dropped."""
-        width = len(self.entries) + 2
-        dtype = self.value.dtype
-        ids, rows = _cat(self.query_ids, torch.int64), _cat(self.query_rows, dtype, width)
+        ids, rows, anonymous, item_ids, items = (self._joined(name) for name in self._list_states())
         total = len(ids)
         if total:
             # Stable, so that of equal ids the first one seen is kept.
@@ -283,13 +302,11 @@ class _Streaming(Metric):
             first = torch.cat([torch.ones_like(ids[:1], dtype=torch.bool), ids[1:] != ids[:-1]])
             ids, rows = ids[first], rows[order][first]
         repeated = total - len(ids)
-        item_ids, items = _cat(self.item_ids, torch.int64), _cat(self.items, dtype, 3)
         if len(item_ids):
             preds, target, judged = items.unbind(1)
             ranking = rank(preds, target, indexes=item_ids, judged=judged > 0, ties=self.ties, depth=self._depth)
             rows = torch.cat([rows, self._rows(ranking)])
             ids = torch.cat([ids, ranking.lists.ids])  # type: ignore[list-item]  # flat indexes have ids
-        anonymous = _cat(self.anonymous_rows, dtype, width)
         if len(anonymous):
             return torch.cat([rows, anonymous]), None, repeated
         return rows, ids, repeated
@@ -367,12 +384,8 @@ class _Streaming(Metric):
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
         # A process without data would send an empty float32 tensor, whatever the others send.
-        width = len(self.entries) + 2
-        self.query_ids = [_cat(self.query_ids, torch.int64).to(self.device)]
-        self.query_rows = [_cat(self.query_rows, self.value.dtype, width).to(self.device)]
-        self.anonymous_rows = [_cat(self.anonymous_rows, self.value.dtype, width).to(self.device)]
-        self.item_ids = [_cat(self.item_ids, torch.int64).to(self.device)]
-        self.items = [_cat(self.items, self.value.dtype, 3).to(self.device)]
+        for name in self._list_states():
+            setattr(self, name, [self._joined(name)])
         super()._sync_dist(*args, **kwargs)
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
@@ -392,15 +405,6 @@ class _Streaming(Metric):
         }
         options |= {k: v for k, v in shared.items() if v != SHARED_OPTIONS[k]}
         return ", ".join(f"{k}={v!r}" for k, v in options.items())
-
-
-def _cat(state: list[Tensor] | Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """A list state, or the tensor it becomes in a sync, as one tensor."""
-    if isinstance(state, Tensor):
-        return state
-    if not state:
-        return torch.empty((0,) if width is None else (0, width), dtype=dtype)
-    return torch.cat(state)
 
 
 class RankingMetric(_Streaming):

@@ -238,6 +238,13 @@ def test_ids_count_once(layout):
     assert stream.num_repeated == 1
 
 
+def test_masked_row_does_not_take_the_id_of_a_query():
+    stream, preds, ids = MRR(), torch.tensor([[2.0, 1.0]]), torch.tensor([7])
+    for mask in ([[False, False]], [[True, True]]):
+        stream.update(preds, torch.tensor([[0, 1]]), ids, mask=torch.tensor(mask))
+    assert (stream.compute().item(), stream.num_queries) == (0.5, 1)
+
+
 def test_updates_of_all_layouts_add_up():
     stream = RankingMetrics(NAMES)
     stream.update(**lay_out(BATCH[:1], "padded"))
@@ -629,7 +636,7 @@ def test_refused_when_built(make, error, message):
 P, T = torch.tensor([[2.0, 1.0], [0.5, 0.1]]), torch.tensor([[1, 0], [0, 1]])
 
 
-@pytest.mark.parametrize("options", [{}, {"whole_queries": True}, {"per_query": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"whole_queries": True}, {"per_query": True}, {"ignore_index": -1}], ids=str)
 @pytest.mark.parametrize(
     ("update", "error", "message"),
     [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -125,16 +125,16 @@ class LossSpec:
         name: the short name, as in ``"approx_ndcg@10"``.
         function: from a ``Batch`` to per-query values and signal.
         shift_invariant: a constant added to the scores of a query changes nothing.
+        options: the loss's own options and their defaults.
     """
 
     name: str
     function: Callable[..., tuple[Tensor, Tensor]]
     shift_invariant: bool = True
+    options: dict[str, Any] = field(init=False, compare=False)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The loss's own options and their defaults."""
-        return {option.name: option.default for option in options_of(self.function)}
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {option.name: option.default for option in options_of(self.function)})
 
 
 LOSSES: dict[str, LossSpec] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ def _average_precision_by_hits(ranking: Ranking, top_k: int | None, min_relevanc
     first = split & (place == 0)
     n, r = lists.sum(size * first), lists.sum(chance * size * first).round()
     m = lists.sum((split & (lists.position < top_k)).to(n.dtype))
-    reciprocal = split * (lists.position < top_k) / ranking.rank
+    reciprocal = (split & (lists.position < top_k)).to(chance.dtype) / ranking.rank
     s1, s2 = lists.sum(reciprocal), lists.sum(reciprocal * place)
     least, most = (m - (n - r)).clamp(min=0), torch.minimum(r, m)
     n_, r_, m_, least_, most_ = (lists.spread(x) for x in (n, r, m, least, most))
@@ -184,6 +184,7 @@ class MetricSpec:
         bounded: values lie in [0, 1], so that an empty query can count as perfect.
         perfect_is_one: without a cutoff, the ideal order has the value 1.
         grows_with_k: the value never falls as the cutoff grows.
+        options: the metric's own options and their defaults.
     """
 
     name: str
@@ -191,11 +192,10 @@ class MetricSpec:
     bounded: bool = True
     perfect_is_one: bool = False
     grows_with_k: bool = False
+    options: dict[str, Any] = field(init=False, compare=False)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The metric's own options and their defaults."""
-        return {option.name: option.default for option in options_of(self.function)}
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", {option.name: option.default for option in options_of(self.function)})
 
 
 METRICS: dict[str, MetricSpec] = {

@@ -142,9 +142,13 @@ class Ranking:
         """At each rank the mean of an item value over the items tied there."""
         if self._tied is None:
             return values
-        first, last = self._tied
-        running = values.cumsum(-1)
-        return (running.gather(-1, last) - (running - values).gather(-1, first)) / (last - first + 1)
+        # Sums by tie, not differences of a running sum: 2^128 in one query would swallow the gains of the next.
+        tie = self._tied[0]
+        if tie.ndim == 2:
+            tie = tie + tie.shape[1] * torch.arange(tie.shape[0], device=tie.device)[:, None]
+        tie = tie.flatten()
+        total = torch.zeros_like(values).flatten().index_add(0, tie, values.flatten())
+        return total[tie].view_as(values) / self.tie_size()
 
     def gain(self, gain: Gain, *, scaled: bool = False) -> Tensor:
         """At each rank the mean gain of the items tied there; ``scaled``: exp2 gains over 2^(largest grade of the query)."""
@@ -258,21 +262,19 @@ def rank(
         TypeError, ValueError: as ``lists.arrange``; a NaN score or grade (on the CPU in eager mode); ``ideal`` for flat input.
     """
     check_choice("ties", ties, TIES)
+    check_judgements(judged, ideal, ideal_mask)
     lists, preds, target, items = arrange(preds, target, mask=mask, indexes=indexes, offsets=offsets, judged=judged)
     has_nan = None
     if values_are_free(preds):
         check_scores(lists, preds)
         check_grades(lists, target)
     else:
-        bad = torch.isnan(preds) | torch.isnan(target)
-        has_nan = lists.sum(bad.long()) > 0
+        has_nan = lists.sum((torch.isnan(preds) | torch.isnan(target)).long()) > 0
+        # A running sum over flat items would carry it into other queries.
+        target = torch.where(torch.isnan(target), 0, target)
     grade = target.to(sum_dtype(preds.device)).clamp(min=0)
     if items["judged"] is not None:
-        if items["judged"].dtype != torch.bool:
-            raise TypeError(f"`judged` must be bool, got {items['judged'].dtype}.")
         grade = grade * items["judged"]
-    if ideal is None and ideal_mask is not None:
-        raise ValueError("`ideal_mask` was given without `ideal`.")
     judged_items = (lists, grade) if ideal is None else _judged_items(lists, ideal, ideal_mask)
     whole = not (target if ideal is None else ideal).is_floating_point()
 
@@ -287,6 +289,14 @@ def rank(
     if tied is None and depth is not None and isinstance(lists, PaddedLists) and depth < order.shape[-1]:
         lists, order = lists.head(depth), order[:, :depth]
     return Ranking(lists, grade.gather(-1, order), length, tied, Judged(*judged_items, depth, whole=whole), has_nan)
+
+
+def check_judgements(judged: Tensor | None, ideal: Tensor | None, ideal_mask: Tensor | None) -> None:
+    """Raise for ``judged`` that is no bool tensor, or ``ideal_mask`` without ``ideal``."""
+    if isinstance(judged, Tensor) and judged.dtype != torch.bool:
+        raise TypeError(f"`judged` must be bool, got {judged.dtype}.")
+    if ideal is None and ideal_mask is not None:
+        raise ValueError("`ideal_mask` was given without `ideal`.")
 
 
 def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None) -> tuple[Lists, Tensor]:

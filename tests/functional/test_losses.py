@@ -216,6 +216,15 @@ def test_values_and_gradients_are_finite(spec, dtype, data):
 
 @every_loss
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_no_nan_is_made_and_masked_on_the_way_back(spec, layout):
+    batch = [{"preds": [-1000.0, -999.0], "target": [1.0, 0.0]}, {"preds": [1000.0], "target": [1.0]}]
+    with torch.autograd.detect_anomaly():
+        evaluate(spec, batch, layout, dtype=torch.float32, seed=1)
+
+
+@every_loss
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradcheck(spec, layout):
     batch = [
         {"preds": [0.4, -1.0, 2.0, 0.3], "target": [1.0, 0.0, 0.0, 3.0]},

@@ -341,6 +341,12 @@ def test_half_precision_scores_are_not_lowered_further_and_float64_scores_not_at
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_large_integer_scores_do_not_tie(layout):
+    batch = [{"preds": [2**53, 2**53 + 1], "target": [0, 1]}]
+    assert values(METRICS["mrr"], batch, layout, dtypes={"preds": torch.int64}).item() == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_signed_zeros_tie(layout, dtype):
     value = values(METRICS["mrr"], [{"preds": [0.0, -0.0], "target": [0.0, 1.0]}], layout, dtypes={"preds": dtype})
