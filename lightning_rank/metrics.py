@@ -213,10 +213,10 @@ class _Streaming(Metric):
         self._note_dtype(preds)
         rows = self._rows(ranking)
         if indexes is not None and (self.per_query or not by_item):
-            self.query_ids = [*self.query_ids, ranking.lists.ids.detach().clone()]  # type: ignore[union-attr]  # ids were given
-            self.query_rows = [*self.query_rows, rows]
+            self.query_ids.append(ranking.lists.ids.detach().clone())  # type: ignore[union-attr]  # ids were given
+            self.query_rows.append(rows)
         elif self._keeps_values:
-            self.anonymous_rows = [*self.anonymous_rows, rows]
+            self.anonymous_rows.append(rows)
         else:
             self.value, self.counts, self.seen = self._add(rows, self.value, self.counts, self.seen)
 
@@ -240,8 +240,8 @@ class _Streaming(Metric):
         self._note_dtype(preds)
         dtype = sum_dtype(preds.device)
         known = torch.ones_like(preds, dtype=dtype) if extra["judged"] is None else extra["judged"].to(dtype)
-        self.item_ids = [*self.item_ids, lists.ids[lists.query]]  # type: ignore[index, attr-defined]  # flat, with ids
-        self.items = [*self.items, torch.stack([preds.to(dtype), target.to(dtype), known], dim=1)]
+        self.item_ids.append(lists.ids[lists.query])  # type: ignore[index, attr-defined]  # flat, with ids
+        self.items.append(torch.stack([preds.to(dtype), target.to(dtype), known], dim=1))
 
     def _note_dtype(self, preds: Tensor) -> None:
         if preds.dtype == torch.float64:
