@@ -14,20 +14,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lightning_rank.advise import Advice
     from lightning_rank.data.batches import QueryBatchSampler, RankingDataset
     from lightning_rank.data.letor import read_letor
     from lightning_rank.data.synthetic import BayesOptimalScorer, make_ranking
+    from lightning_rank.explain import Explanation
     from lightning_rank.losses import ApproxNDCGLoss, ListNetLoss, RankingLoss, SoftmaxLoss, loss
     from lightning_rank.metrics import (
+        AUC,
         DCG,
+        ERR,
+        F1,
         MAP,
         MRR,
         NDCG,
+        RBP,
+        BPref,
+        FallOut,
         HitRate,
+        Interval,
         Precision,
         RankingMetric,
         RankingMetrics,
         Recall,
+        RPrecision,
         metric,
     )
     from lightning_rank.models import FeatureTransform, LinearScorer, MLPScorer
@@ -41,9 +51,12 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "lightning_rank.metrics": (
-        "DCG", "MAP", "MRR", "NDCG", "HitRate", "Precision", "RankingMetric", "RankingMetrics", "Recall", "metric",
+        "AUC", "DCG", "ERR", "F1", "MAP", "MRR", "NDCG", "RBP", "BPref", "FallOut",
+        "HitRate", "Interval", "Precision", "RankingMetric", "RankingMetrics", "Recall", "RPrecision", "metric",
     ),
     "lightning_rank.losses": ("ApproxNDCGLoss", "ListNetLoss", "RankingLoss", "SoftmaxLoss", "loss"),
+    "lightning_rank.advise": ("Advice",),
+    "lightning_rank.explain": ("Explanation",),
     "lightning_rank.models": ("FeatureTransform", "LinearScorer", "MLPScorer"),
     "lightning_rank.data.batches": ("QueryBatchSampler", "RankingDataset"),
     "lightning_rank.data.letor": ("read_letor",),

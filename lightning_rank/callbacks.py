@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_rank.advise import Facts, facts_of, warnings_on
+from lightning_rank.conventions import check_number
 from lightning_rank.data.batches import RankingDataset
 from lightning_rank.data.trec import write_run, write_scores
 from lightning_rank.metrics import RankingMetrics
@@ -39,7 +41,9 @@ class RankingMonitorMixin:
             default ones.
         num_queries: log how many queries count, as ``num_queries``.
         empty_queries: log how many queries have no relevant item, as ``empty_queries``.
+        interval: log the confidence interval of each mean at this level, such as 0.95, as ``val/ndcg@10/low`` and ``/high``.
         prog_bar: show the metrics in the progress bar.
+        advice: after the first epoch, warn of what is easily misread on this data (see ``lightning_rank.advise``).
 
     Raises:
         ValueError: an unknown metric or option; two monitors that would log the same key; a step that returned nothing usable; NaN
@@ -65,7 +69,9 @@ class RankingMonitorMixin:
         ignore_index: int | None = None,
         num_queries: bool = False,
         empty_queries: bool = False,
+        interval: float | None = None,
         prog_bar: bool = False,
+        advice: bool = True,
     ) -> None:
         super().__init__()
         conventions: dict[str, Any] = {
@@ -84,8 +90,12 @@ class RankingMonitorMixin:
             )
         self.prefix = prefix
         self.keys = {name: name for name in _INPUTS} | (keys or {})
-        self.num_queries, self.empty_queries, self.prog_bar = num_queries, empty_queries, prog_bar
+        if interval is not None:
+            check_number("interval", interval, above=0, below=1)
+        self.num_queries, self.empty_queries, self.interval, self.prog_bar = num_queries, empty_queries, interval, prog_bar
         self._metrics: list[RankingMetrics] = []
+        self._advises = advice
+        self._facts: Facts | None = None  # of the first epoch's queries
 
     def new_metrics(self) -> RankingMetrics:
         """The monitor's metrics, without data: for values under the same conventions elsewhere."""
@@ -94,6 +104,8 @@ class RankingMonitorMixin:
     def logged_keys(self, stage: str) -> list[str]:
         """What is logged for one dataloader; ``stage`` is ``"val"`` or ``"test"``."""
         names = list(self._template.names)
+        if self.interval is not None:
+            names += [f"{name}/{end}" for name in self._template.names for end in ("low", "high")]
         names += ["num_queries"] * self.num_queries + ["empty_queries"] * self.empty_queries
         return [self._prefix(stage) + name for name in names]
 
@@ -169,10 +181,39 @@ class RankingMonitorMixin:
         metrics = self._metrics[dataloader_idx]
         if isinstance(inputs["preds"], Tensor) and metrics.device != inputs["preds"].device:
             metrics.to(inputs["preds"].device)
+        if self._advises:
+            self._note_facts(inputs)
         try:
             metrics.update(inputs.pop("preds"), inputs.pop("target"), **inputs)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{type(pl_module).__name__}.{step}, batch {batch_idx}: {error}") from error
+
+    def _note_facts(self, inputs: dict[str, Tensor]) -> None:
+        if "indexes" in inputs and "offsets" not in inputs and inputs["preds"].ndim == 1:
+            return  # a batch may hold parts of queries
+        entry = self._template.entries[0]
+        # Off the device at once, not value by value.
+        inputs = {name: inputs[name].cpu() for name in ("preds", "target", "mask", "offsets") if name in inputs}
+        layout = {name: inputs[name] for name in ("mask", "offsets") if name in inputs}
+        min_relevance = entry.options.get("min_relevance", 1)
+        try:
+            facts = facts_of(inputs["target"], inputs["preds"], top_k=entry.top_k, min_relevance=min_relevance, **layout)
+        except (ValueError, TypeError):  # the metric says what is wrong
+            return
+        self._facts = facts if self._facts is None else self._facts.merged(facts)
+
+    def _advise(self) -> None:
+        """Once: what the first epoch's queries, in this process, tell about the metrics."""
+        if self._facts is not None and self._facts.queries:
+            entry = self._template.entries[0]
+            for warning in warnings_on(
+                self._facts,
+                top_k=entry.top_k or self._facts.longest,
+                metrics=[entry.name for entry in self._template.entries],
+                empty_target_action=entry.empty_target_action,
+            ):
+                warnings.warn(f"RankingMonitor: {warning}", stacklevel=2)
+        self._facts = None
 
     def _log(self, trainer: Any, pl_module: Any, stage: str, loaders: Any) -> None:
         if len(self._metrics) == 1:
@@ -181,6 +222,9 @@ class RankingMonitorMixin:
             suffixes = [f"/{name}" for name in loaders]
         else:
             suffixes = [f"/dataloader_idx_{i}" for i in range(len(self._metrics))]
+        if self._advises and trainer.is_global_zero:
+            self._advise()
+        self._advises = False
         for metrics, suffix in zip(self._metrics, suffixes, strict=True):
             values: dict[str, Any] = dict(metrics.compute())
             empty = metrics.num_empty
@@ -189,11 +233,14 @@ class RankingMonitorMixin:
                 values["num_queries"] = float(max(counted.values()))
             if self.empty_queries:
                 values["empty_queries"] = float(max(empty.values()))
+            if self.interval is not None:
+                for name, interval in metrics.interval(self.interval).items():
+                    values |= {f"{name}/low": interval.low, f"{name}/high": interval.high}
             for name, value in values.items():
                 pl_module.log(
                     self._prefix(stage) + name + suffix,
                     value,
-                    prog_bar=self.prog_bar and not name.endswith("_queries"),
+                    prog_bar=self.prog_bar and name in metrics.names,
                     # Equal on all processes already; said so that Lightning does not warn.
                     sync_dist=trainer.world_size > 1,
                     add_dataloader_idx=False,

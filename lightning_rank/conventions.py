@@ -29,8 +29,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "trec_eval": {"gain": "linear", "denominator": "relevant", "ties": "stable", "empty_target_action": "neg"},
     "sklearn": {"gain": "linear", "ties": "average", "empty_target_action": "neg"},
     "torchmetrics": {"gain": "linear", "denominator": "hits", "ties": "average", "empty_target_action": "neg"},
-    "lightgbm": {"gain": "exp2", "denominator": "cutoff", "ties": "stable", "empty_target_action": "pos"},
-    "xgboost": {"gain": "exp2", "denominator": "cutoff", "ties": "stable", "empty_target_action": "pos"},
+    "lightgbm": {
+        "gain": "exp2",
+        "denominator": "cutoff",
+        "ties": "stable",
+        "empty_target_action": "pos",
+        "dcg": {"empty_target_action": "neg"},
+    },
+    "xgboost": {
+        "gain": "exp2",
+        "denominator": "cutoff",
+        "ties": "stable",
+        "empty_target_action": "pos",
+        "dcg": {"empty_target_action": "neg"},
+        "precision": {"empty_target_action": "neg"},
+    },
     "catboost": {
         "gain": "linear",
         "denominator": "cutoff",

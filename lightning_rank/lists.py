@@ -98,16 +98,26 @@ class PaddedLists(Lists):
         return values.cumsum(-1)
 
     def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
-        # NaN sorts behind everything, so padding ends up behind an item whose score is -inf.
         key = _descending(values)
         if self.mask is not None:
-            key = key.masked_fill(~self.mask, torch.nan)
+            # NaN sorts behind everything, so padding ends up behind an item whose score is -inf.
+            last = torch.nan if key.is_floating_point() else torch.iinfo(key.dtype).max
+            key = key.masked_fill(~self.mask, last)
+        if key.dtype == torch.float32 and values_are_free(key):
+            return self._order_on_cpu(key)
         key, order = torch.sort(key, dim=-1, stable=stable)
         return order, key
 
+    def _order_on_cpu(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        # NumPy sorts integers with vector instructions, several times as fast as torch.sort: so the key goes into the upper
+        # half of an int64 and the position into the lower, which also makes it stable. In place, since memory is what costs.
+        packed = _as_integers(key).long().bitwise_left_shift_(32).bitwise_or_(self.position)
+        packed.numpy().sort(axis=-1)
+        return packed & 0xFFFFFFFF, packed.bitwise_right_shift_(32)
+
     def ties_with_above(self, key: Tensor) -> Tensor:
-        # Padding is NaN here, which equals nothing.
-        return torch.cat([torch.zeros_like(key[:, :1], dtype=torch.bool), key[:, 1:] == key[:, :-1]], dim=1)
+        same = torch.cat([torch.zeros_like(key[:, :1], dtype=torch.bool), key[:, 1:] == key[:, :-1]], dim=1)
+        return same if self.mask is None else same & (self.position < self.lengths[:, None])
 
     def sorted(self) -> PaddedLists:
         if self.mask is None:
@@ -147,7 +157,7 @@ class JaggedLists(Lists):
         return torch.segment_reduce(values, how, offsets=self.offsets, unsafe=True, initial=initial)
 
     def sum(self, values: Tensor) -> Tensor:
-        return self._reduce(values, "sum", 0).to(values.dtype if values.dtype != torch.bool else torch.int64)
+        return self._reduce(values, "sum", 0).to(torch.int64 if values.dtype == torch.bool else values.dtype)
 
     def max(self, values: Tensor) -> Tensor:
         return self._reduce(values, "max", -torch.inf)
@@ -159,15 +169,12 @@ class JaggedLists(Lists):
 
     def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
         key = _descending(values)
-        if key.dtype == torch.float64:
+        if key.dtype != torch.float32:
             by_value = torch.sort(key, stable=stable).indices
             order = by_value[torch.sort(self.query[by_value], stable=True).indices]
         else:
-            # One integer sort: the query in the upper half, in the lower the bits of the float32 in an order of integers
-            # (two's complement instead of sign and magnitude).
-            bits = key.view(torch.int32)
-            bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-            order = torch.sort((self.query << 32) + bits, stable=stable).indices
+            # One integer sort: the query in the upper half, the score in the lower.
+            order = torch.sort((self.query << 32) + _as_integers(key), stable=stable).indices
         return order, key[order]
 
     def ties_with_above(self, key: Tensor) -> Tensor:
@@ -188,12 +195,16 @@ class JaggedLists(Lists):
 
 
 def _descending(values: Tensor) -> Tensor:
-    """Float32 or float64 keys whose ascending order is the exact descending order of the values; 0.0 and -0.0 tie."""
-    if values.dtype in (torch.float16, torch.bfloat16):
-        values = values.float()
-    elif not values.is_floating_point():
-        values = values.double()
-    return 0.0 - values
+    """Keys, float32, float64 or int64, whose ascending order is the exact descending order of the values; 0.0 and -0.0 tie."""
+    if not values.is_floating_point():
+        return ~values.long()
+    return 0.0 - (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values)
+
+
+def _as_integers(key: Tensor) -> Tensor:
+    """int32 that order as float32 keys do: two's complement instead of sign and magnitude; NaN is last."""
+    bits = key.view(torch.int32)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def arrange(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from statistics import NormalDist
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +20,13 @@ from lightning_rank.conventions import (
     TIES,
     check_aggregation,
     check_choice,
-    check_top_k,
+    check_number,
     options_of,
     preset,
     sum_dtype,
     values_are_free,
 )
-from lightning_rank.functional.metrics import METRICS, MetricSpec, check_options, find_metric
+from lightning_rank.functional.metrics import METRICS, MetricSpec, check_options, parse_name
 from lightning_rank.functional.ranking import Ranking, check_judgements, rank
 from lightning_rank.lists import arrange, check_grades, check_scores
 
@@ -43,6 +45,35 @@ def _shared_options(
 
 
 SHARED_OPTIONS: dict[str, Any] = {option.name: option.default for option in options_of(_shared_options)}
+
+
+class Interval(NamedTuple):
+    """A mean over queries and how sure it is.
+
+    Attributes:
+        value: the mean.
+        low, high: ends of the confidence interval.
+        standard_error: of the mean.
+        num_queries: queries that count.
+    """
+
+    value: float
+    low: float
+    high: float
+    standard_error: float
+    num_queries: int
+
+
+class _Sums(NamedTuple):
+    """The constant state: of each metric a sum (or extreme) of values, their squares, queries that count and queries without a
+    value; queries with a NaN score and updates with float64 scores."""
+
+    value: Tensor
+    squares: Tensor
+    counts: Tensor
+    seen: Tensor
+
+
 _REDUCTION = {"mean": ("sum", 0.0), "min": ("min", float("inf")), "max": ("max", float("-inf"))}
 
 
@@ -60,24 +91,7 @@ class Entry:
         return self.spec.name if self.top_k is None else f"{self.spec.name}@{self.top_k}"
 
     def values(self, ranking: Ranking) -> Tensor:
-        return self.spec.function(ranking, self.top_k, **self.options)
-
-
-def parse_name(name: str) -> tuple[MetricSpec, int | None]:
-    """``"ndcg@10"`` -> its row of the table and 10.
-
-    Raises:
-        ValueError: unknown metric, or a cutoff that is no whole number >= 1.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"A metric is named by text such as 'ndcg@10', got {name!r}.")
-    base, at, cutoff = name.partition("@")
-    spec = find_metric(base.strip())
-    if not at:
-        return spec, None
-    if not cutoff.isdecimal() or int(cutoff) < 1:
-        raise ValueError(f"The cutoff in {name!r} must be a whole number >= 1, as in '{spec.name}@10'.")
-    return spec, int(cutoff)
+        return self.spec.values(ranking, self.top_k, self.options)
 
 
 class _Streaming(Metric):
@@ -88,6 +102,7 @@ class _Streaming(Metric):
     """
 
     value: Tensor
+    squares: Tensor
     counts: Tensor
     seen: Tensor
     query_ids: list[Tensor]
@@ -117,7 +132,7 @@ class _Streaming(Metric):
         check_options(own)
         entries = []
         for spec, top_k in metrics:
-            check_top_k(top_k)
+            spec.check_top_k(top_k)
             defaults = SHARED_OPTIONS | spec.options | preset(convention, spec.name) | own | given
             entries.append(
                 Entry(spec, top_k, {name: defaults[name] for name in spec.options}, defaults["empty_target_action"])
@@ -151,6 +166,7 @@ class _Streaming(Metric):
         )
         k = len(entries)
         self.add_state("value", torch.full((k,), start, dtype=torch.float64), dist_reduce_fx=reduction)
+        self.add_state("squares", torch.zeros(k, dtype=torch.float64), dist_reduce_fx="sum")
         # Of each metric: queries that count, queries without a value.
         self.add_state("counts", torch.zeros(2, k, dtype=torch.int64), dist_reduce_fx="sum")
         # Queries with a NaN score, updates with float64 scores.
@@ -197,7 +213,7 @@ class _Streaming(Metric):
         """
         if isinstance(preds, Tensor) and isinstance(target, Tensor):
             preds, target = preds.detach(), target.detach()
-            if self.ignore_index is not None and preds.shape == target.shape:
+            if self.ignore_index is not None:
                 preds, target, indexes, mask, offsets, judged = self._without_ignored(
                     preds, target, indexes, mask, offsets, judged
                 )
@@ -218,9 +234,10 @@ class _Streaming(Metric):
         elif self._keeps_values:
             self.anonymous_rows.append(rows)
         else:
-            self.value, self.counts, self.seen = self._add(rows, self.value, self.counts, self.seen)
+            self.value, self.squares, self.counts, self.seen = self._with(rows)
 
     def _without_ignored(self, preds, target, indexes, mask, offsets, judged):  # type: ignore[no-untyped-def]  # as update
+        arrange(preds, target, mask=mask, indexes=indexes, offsets=offsets, judged=judged)  # raises for what does not fit
         keep = target != self.ignore_index
         if preds.ndim == 2:
             return preds, target, indexes, keep if mask is None else mask & keep, offsets, judged
@@ -248,26 +265,29 @@ class _Streaming(Metric):
             self.seen = self.seen + torch.tensor([0, 1], device=self.seen.device)
 
     def _rows(self, ranking: Ranking) -> Tensor:
-        """``[query, metric + 2]``: values, NaN where undefined; whether there is a query; whether a score is NaN."""
+        """``[query, metric + 2]``: values, NaN where undefined; whether there is a query; whether a score or grade is invalid."""
         values = [entry.values(ranking) for entry in self.entries]
-        has_nan = torch.zeros_like(ranking.is_query) if ranking.has_nan is None else ranking.has_nan
-        return torch.stack([*values, ranking.is_query.to(values[0]), has_nan.to(values[0])], dim=1)
+        invalid = torch.zeros_like(ranking.is_query) if ranking.invalid is None else ranking.invalid
+        return torch.stack([*values, ranking.is_query.to(values[0]), invalid.to(values[0])], dim=1)
 
-    def _add(self, rows: Tensor, value: Tensor, counts: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _with(self, rows: Tensor) -> _Sums:
         """The constant state with some queries added."""
-        values, has_nan = rows[:, :-2], rows[:, -1:] > 0
-        usable = (rows[:, -2:-1] > 0) & ~has_nan
+        values, invalid = rows[:, :-2], rows[:, -1:] > 0
+        usable = (rows[:, -2:-1] > 0) & ~invalid
         empty = values.isnan() & usable
         counted = usable & (~empty | self._counts_empty)
         values = torch.where(empty, self._fill.to(values.dtype), values)
+        added = torch.where(counted, values, 0.0)
+        value = self.value
         if self.aggregation == "mean":
-            value = value + torch.where(counted, values, 0).sum(0)
-        elif self.aggregation == "min":
-            value = torch.minimum(value, torch.where(counted, values, torch.inf).amin(0)) if len(rows) else value
-        elif self.aggregation == "max":
-            value = torch.maximum(value, torch.where(counted, values, -torch.inf).amax(0)) if len(rows) else value
-        counts = counts + torch.stack([counted.sum(0), empty.sum(0)])
-        return value, counts, torch.stack([seen[0] + has_nan.sum(), seen[1]])
+            value = value + added.sum(0)
+        elif self.aggregation == "min" and len(rows):
+            value = torch.minimum(value, torch.where(counted, values, torch.inf).amin(0))
+        elif self.aggregation == "max" and len(rows):
+            value = torch.maximum(value, torch.where(counted, values, -torch.inf).amax(0))
+        counts = self.counts + torch.stack([counted.sum(0), empty.sum(0)])
+        seen = torch.stack([self.seen[0] + invalid.sum(), self.seen[1]])
+        return _Sums(value, self.squares + added.square().sum(0), counts, seen)
 
     def _list_states(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """The states that grow: dtype, and shape of a row."""
@@ -295,6 +315,8 @@ class _Streaming(Metric):
     def _merged_rows(self) -> tuple[Tensor, Tensor | None, int]:
         """Rows of all queries whose rows or items were kept, each id once; their ids; how many repeats were dropped."""
         ids, rows, anonymous, item_ids, items = (self._joined(name) for name in self._list_states())
+        # A fully masked row is no query, and must not take the id of one.
+        ids, rows = ids[rows[:, -2] > 0], rows[rows[:, -2] > 0]
         total = len(ids)
         if total:
             # Stable, so that of equal ids the first one seen is kept.
@@ -318,12 +340,12 @@ class _Streaming(Metric):
             ids = torch.arange(len(rows), device=rows.device) if ids is None else ids
             values = rows[usable, :-2].to(torch.float64 if self.seen[1] > 0 else torch.float32)
             self._query_values = ids[usable], values.squeeze(1) if isinstance(self, RankingMetric) else values
-        value, counts, seen = self._add(rows, self.value, self.counts, self.seen)
-        self._num_counted, self._num_empty = counts[0], counts[1]
+        self._sums = self._with(rows)
+        value, _, counts, seen = self._sums
         if seen[0] > 0:
             raise ValueError(
-                f"`preds` must not be NaN: {int(seen[0])} queries had a NaN score or grade. The model has diverged, or "
-                "divides by zero."
+                f"`preds` must not be NaN: {int(seen[0])} queries had a NaN score or grade, or a grade beyond the scale. Where "
+                "scores are NaN, the model has diverged, or divides by zero."
             )
         for entry, empty in zip(self.entries, counts[1].tolist(), strict=True):
             if entry.empty_target_action == "error" and empty:
@@ -374,6 +396,21 @@ class _Streaming(Metric):
         self.compute()
         return self._query_values
 
+    def _intervals(self, level: float) -> list[Interval]:
+        if self.aggregation != "mean":
+            raise ValueError(f"An interval is that of the mean; the aggregation is {self.aggregation!r}.")
+        check_number("level", level, above=0, below=1)
+        self.compute()
+        intervals = []
+        for total, squares, n in zip(
+            self._sums.value.tolist(), self._sums.squares.tolist(), self._sums.counts[0].tolist(), strict=True
+        ):
+            mean = total / n if n else math.nan
+            error = math.sqrt(max(squares / n - mean**2, 0.0) / (n - 1)) if n > 1 else math.nan
+            reach = _t_quantile((1 + level) / 2, n - 1) * error if n > 1 else math.nan
+            intervals.append(Interval(mean, mean - reach, mean + reach, error, n))
+        return intervals
+
     @property
     def num_repeated(self) -> int:
         """Queries left out because their id had come before, over all processes."""
@@ -405,6 +442,26 @@ class _Streaming(Metric):
         }
         options |= {k: v for k, v in shared.items() if v != SHARED_OPTIONS[k]}
         return ", ".join(f"{k}={v!r}" for k, v in options.items())
+
+
+def _t_quantile(probability: float, freedom: int) -> float:
+    """Quantile of Student's distribution, by its expansion around the normal one.
+
+    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964, 26.7.5; exact for 1 and 2 degrees of freedom.
+    """
+    if freedom == 1:
+        return math.tan(math.pi * (probability - 0.5))
+    if freedom == 2:
+        return (2 * probability - 1) / math.sqrt(2 * probability * (1 - probability))
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / freedom**i for i, term in enumerate(terms))
 
 
 class RankingMetric(_Streaming):
@@ -439,12 +496,14 @@ class RankingMetric(_Streaming):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # A signature that states the options of this metric, for help() and for configuration files.
         super().__init_subclass__(**kwargs)
+        spec = METRICS[cls.name]
+        cls.higher_is_better = spec.higher_is_better
         kinds = inspect.Parameter
         signature = inspect.Signature(
             [
                 kinds("self", kinds.POSITIONAL_OR_KEYWORD),
-                kinds("top_k", kinds.POSITIONAL_OR_KEYWORD, default=None, annotation=int | None),
-                *options_of(METRICS[cls.name].function),
+                *([kinds("top_k", kinds.POSITIONAL_OR_KEYWORD, default=None, annotation=int | None)] * spec.takes_top_k),
+                *options_of(spec.function),
                 *options_of(_shared_options),
                 kinds("kwargs", kinds.VAR_KEYWORD, annotation=Any),
             ]
@@ -461,6 +520,28 @@ class RankingMetric(_Streaming):
         """The value over all queries so far, in all processes: a scalar, float64 if any score was, else float32."""
         return self._compute()[0]
 
+    def interval(self, level: float = 0.95) -> Interval:
+        """The mean with its standard error and confidence interval, over all processes.
+
+        The interval is that of Student's t: it takes queries as a sample of independent ones. Means near 0 or 1 have intervals
+        that may reach beyond.
+
+        Args:
+            level: how often such intervals hold the true mean.
+
+        Raises:
+            ValueError: the aggregation is not the mean, or the level not between 0 and 1.
+        """
+        return self._intervals(level)[0]
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
+        """Draw a value, or a sequence of them as a curve; without any, the present one. Needs matplotlib.
+
+        Returns:
+            The matplotlib figure and axes, as torchmetrics' ``plot`` does.
+        """
+        return self._plot(val, ax)
+
     @property
     def top_k(self) -> int | None:
         """The cutoff."""
@@ -470,13 +551,13 @@ class RankingMetric(_Streaming):
     def num_queries(self) -> int:
         """Queries that count, over all processes."""
         self.compute()
-        return int(self._num_counted[0])
+        return int(self._sums.counts[0][0])
 
     @property
     def num_empty(self) -> int:
         """Queries without a relevant item, over all processes, whatever they count."""
         self.compute()
-        return int(self._num_empty[0])
+        return int(self._sums.counts[1][0])
 
     def __str__(self) -> str:
         return self.entries[0].name
@@ -521,6 +602,42 @@ class RankingMetrics(_Streaming):
         """``{prefix + name: value}`` over all queries so far, in all processes."""
         return dict(zip(self.names, self._compute().unbind(), strict=True))
 
+    def interval(self, level: float = 0.95) -> dict[str, Interval]:
+        """``{prefix + name: Interval}``, see ``RankingMetric.interval``."""
+        return dict(zip(self.names, self._intervals(level), strict=True))
+
+    def plot(self, val: dict[str, Tensor] | None = None, ax: Any = None) -> Any:
+        """Draw each metric over its cutoffs; one without a cutoff is a dashed line. Needs matplotlib.
+
+        Args:
+            val: values by name, as ``compute`` returns them; None computes.
+            ax: axes to draw on; None makes a figure.
+
+        Returns:
+            The matplotlib figure and axes.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed (the extra ``plot``).
+        """
+        try:
+            import matplotlib.pyplot as plt
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("Plots need matplotlib: pip install 'lightning-rank[plot]'.") from error
+        values = self.compute() if val is None else val
+        figure, ax = plt.subplots(layout="constrained") if ax is None else (ax.get_figure(), ax)
+        curves: dict[str, list[tuple[int | None, float]]] = {}
+        for entry, name in zip(self.entries, self.names, strict=True):
+            curves.setdefault(entry.spec.name, []).append((entry.top_k, float(values[name])))
+        for i, (base, points) in enumerate(curves.items()):
+            cut = sorted((k, value) for k, value in points if k is not None)
+            if cut:
+                ax.plot(*zip(*cut, strict=True), marker="o", color=f"C{i}", label=f"{base}@k")
+            for value in (value for k, value in points if k is None):
+                ax.axhline(value, linestyle="--", color=f"C{i}", label=base)
+        ax.set(xlabel="cutoff k", ylabel="value")
+        ax.legend()
+        return figure, ax
+
     @property
     def names(self) -> list[str]:
         """Keys of the result, with the prefix."""
@@ -530,13 +647,13 @@ class RankingMetrics(_Streaming):
     def num_queries(self) -> dict[str, int]:
         """Queries that count, for each metric, over all processes."""
         self.compute()
-        return dict(zip(self.names, self._num_counted.tolist(), strict=True))
+        return dict(zip(self.names, self._sums.counts[0].tolist(), strict=True))
 
     @property
     def num_empty(self) -> dict[str, int]:
         """Queries without a relevant item, for each metric, over all processes, whatever they count."""
         self.compute()
-        return dict(zip(self.names, self._num_empty.tolist(), strict=True))
+        return dict(zip(self.names, self._sums.counts[1].tolist(), strict=True))
 
     def __str__(self) -> str:
         return ", ".join(self.names)
@@ -602,7 +719,52 @@ class HitRate(RankingMetric):
     name = "hit_rate"
 
 
-NAMED_CLASSES: dict[str, type[RankingMetric]] = {cls.name: cls for cls in (NDCG, DCG, MAP, MRR, Precision, Recall, HitRate)}
+class F1(RankingMetric):
+    """Harmonic mean of precision and recall. Takes ``min_relevance``."""
+
+    name = "f1"
+
+
+class RPrecision(RankingMetric):
+    """Precision at the number of relevant items. Takes ``min_relevance``, and no cutoff."""
+
+    name = "r_precision"
+
+
+class ERR(RankingMetric):
+    """Expected reciprocal rank: graded relevance, one good answer is enough. Takes ``max_grade``, the best grade there is."""
+
+    name = "err"
+
+
+class RBP(RankingMetric):
+    """Rank-biased precision: a user goes on with probability ``p``. Takes ``p`` and ``min_relevance``."""
+
+    name = "rbp"
+
+
+class BPref(RankingMetric):
+    """Judged relevant items above judged others, where many are not judged. Takes ``min_relevance``, and no cutoff."""
+
+    name = "bpref"
+
+
+class AUC(RankingMetric):
+    """Share of pairs in the right order. Takes ``min_relevance``, and no cutoff."""
+
+    name = "auc"
+
+
+class FallOut(RankingMetric):
+    """Share of the items judged not relevant within the first k ranks; lower is better. Takes ``min_relevance``."""
+
+    name = "fall_out"
+
+
+NAMED_CLASSES: dict[str, type[RankingMetric]] = {
+    cls.name: cls
+    for cls in (NDCG, DCG, MAP, MRR, Precision, Recall, HitRate, F1, RPrecision, ERR, RBP, BPref, AUC, FallOut)
+}
 
 
 def metric(name: str, **options: Any) -> RankingMetric:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 # No deadline: the first call of a torch operation is slow. `--hypothesis-profile=thorough` looks for rare failures. Under CI
 # both build on hypothesis's own profile "ci", which is deterministic.
-settings.register_profile("quick", parent=settings.default, deadline=None, max_examples=25)
+settings.register_profile("quick", parent=settings.default, deadline=None, max_examples=12)
 settings.register_profile("thorough", parent=settings.default, deadline=None, max_examples=1000)
 settings.load_profile("quick")
 
@@ -98,11 +98,15 @@ def reordered(query: Query, order: Sequence[int]) -> Query:
     return {name: [values[i] for i in order] for name, values in query.items()}
 
 
-def assert_close(actual: Tensor, expected: Any, *, rtol: float = 1e-9, atol: float | None = None) -> None:
-    """Equal in float64 within ``rtol``; NaN equals NaN."""
+def assert_close(
+    actual: Tensor, expected: Any, *, rtol: float = 1e-9, atol: float | None = None, where: object = ""
+) -> None:
+    """Equal in float64 within ``rtol``; NaN equals NaN. ``where`` is told when not."""
     expected = torch.as_tensor(expected, dtype=torch.float64)
     atol = rtol * 1e-3 if atol is None else atol
-    torch.testing.assert_close(actual.detach().double(), expected, rtol=rtol, atol=atol, equal_nan=True)
+    torch.testing.assert_close(
+        actual.detach().double(), expected, rtol=rtol, atol=atol, equal_nan=True, msg=lambda message: f"{where} {message}"
+    )
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -122,6 +126,8 @@ OPTION_VALUES = {
     "gain": st.sampled_from(("exp2", "linear", lambda grade: grade + 1)),
     "min_relevance": st.sampled_from((1, 2, 0.5)),
     "denominator": st.sampled_from(("relevant", "cutoff", "hits")),
+    "max_grade": st.sampled_from((4, 5)),
+    "p": st.sampled_from((0.8, 0.3)),
     "temperature": st.sampled_from((1.0, 0.2, 3.0)),
     "top_k": CUTOFFS,
 }
@@ -146,5 +152,10 @@ def batches(*, max_queries: int = 4, **kwargs: Any) -> st.SearchStrategy[list[Qu
 
 
 def options_of(spec: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Values of the options that a metric or loss takes."""
+    """Values of the options that a metric or loss takes, a metric's cutoff aside."""
     return st.fixed_dictionaries({name: OPTION_VALUES[name] for name in spec.options if name in OPTION_VALUES})
+
+
+def cutoffs_of(spec: Any) -> st.SearchStrategy[int | None]:
+    """Cutoffs of a metric; None alone where it uses the whole list."""
+    return CUTOFFS if spec.takes_top_k else st.none()

@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from lightning_rank.metrics import RankingMetrics
+from lightning_rank.metrics import NDCG, RankingMetrics
 from lightning_rank.pytorch_lightning import RankingMonitor
 from tests.lightning_cases import Ranker, lists, loader, trainer
 
@@ -202,7 +202,7 @@ def test_conventions_reach_the_metrics():
 def test_metrics_follow_the_device_of_the_data():
     # The meta device stands in for one that is not there: no value, but every operation checks devices.
     module = Ranker()
-    monitor = RankingMonitor()
+    monitor = RankingMonitor(advice=False)
     monitor._start(1, module)
     monitor._update(
         {"preds": torch.rand(2, 3, device="meta"), "target": torch.ones(2, 3, device="meta")},
@@ -251,3 +251,35 @@ def test_both_namespaces_have_classes_of_their_own():
         kinds = (lightning.Callback, lightning.LightningModule, lightning.LightningDataModule)
         assert issubclass(theirs, kinds)
         assert not issubclass(ours, kinds)
+
+
+def test_intervals_are_logged_on_request():
+    module = Ranker()
+    run = trainer(RankingMonitor(["ndcg@10"], interval=0.9))
+    run.validate(module, loader(), verbose=False)
+    features, target, mask = lists().tensors
+    metric = NDCG(10)
+    with torch.no_grad():
+        metric.update(module(features), target, mask=mask)
+    _, low, high, *_ = metric.interval(0.9)
+    value = metric.compute().item()
+    wanted = {"val/ndcg@10": value, "val/ndcg@10/low": low, "val/ndcg@10/high": high}
+    assert logged(run) == pytest.approx(wanted)
+    assert low < value < high
+
+
+def test_advice_is_given_once():
+    module = Ranker(lambda p, t, m: {"preds": p, "target": (t > 2).long(), "mask": m})
+    run = trainer(RankingMonitor(["ndcg@50"]), max_epochs=2)
+    with pytest.warns(UserWarning) as caught:
+        run.fit(module, loader(), loader())
+    said = [str(warning.message) for warning in caught if "RankingMonitor" in str(warning.message)]
+    assert len(said) == len(set(said))
+    assert any("Grades are binary" in text for text in said)
+    assert any("No list has more than 6 items, so a cutoff of 50 cuts nothing" in text for text in said)
+
+
+def test_advice_can_be_silenced(recwarn):
+    module = Ranker(lambda p, t, m: {"preds": p, "target": (t > 2).long(), "mask": m})
+    trainer(RankingMonitor(["ndcg@50"], advice=False)).validate(module, loader(), verbose=False)
+    assert not [w for w in recwarn if "RankingMonitor" in str(w.message)]

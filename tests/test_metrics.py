@@ -6,10 +6,11 @@ import copy
 import math
 import pickle
 import random
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from lightning_rank import functional, lists
-from lightning_rank import metrics as metrics_module
-from lightning_rank.functional import ranking
+from lightning_rank import functional
 from lightning_rank.functional.metrics import METRICS
 from lightning_rank.metrics import (
     MAP,
@@ -38,13 +37,13 @@ from lightning_rank.metrics import (
 )
 from tests import reference
 from tests.conftest import (
-    CUTOFFS,
     LAYOUTS,
     RTOL,
     SEEDS,
     TIES,
     assert_close,
     batches,
+    cutoffs_of,
     golden,
     ideal_of,
     lay_out,
@@ -122,15 +121,14 @@ def update_of(case: dict, batch: list, layout: str, dtype: str) -> Update:
     return lay_out(batch, layout, dtypes=dtypes, ids=case.get("ids"), seed=len(batch))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", VALUES, ids=by_id)
-def test_golden_values(case, layout):
-    for dtype in case.get("dtypes", ["float32", "float64"]):
+def test_golden_values(case):
+    for dtype, layout in product(case.get("dtypes", ["float32", "float64"]), LAYOUTS):
         instance = NAMED_CLASSES[case["metric"]](**case["params"])
         value = computed(instance, update_of(case, batch_of(case), layout, dtype))
         assert value.dtype == (torch.float64 if dtype == "float64" else torch.float32)
         assert value.shape == ()
-        assert_close(value, case["expected"], rtol=RTOL.get(getattr(torch, dtype), 1e-5))
+        assert_close(value, case["expected"], rtol=RTOL.get(getattr(torch, dtype), 1e-5), where=(layout, dtype))
         assert instance.num_queries == sum(value is not None for value in case["per_query"])
 
 
@@ -193,7 +191,7 @@ def test_items_of_a_query_may_come_in_any_update(data):
 @given(data=st.data())
 def test_class_is_the_mean_of_the_function(name, data):
     spec, batch = METRICS[name], data.draw(batches(min_items=1))
-    top_k, ties, options = data.draw(CUTOFFS), data.draw(st.sampled_from(TIES)), data.draw(options_of(spec))
+    top_k, ties, options = data.draw(cutoffs_of(spec)), data.draw(st.sampled_from(TIES)), data.draw(options_of(spec))
     update = lay_out(batch, data.draw(st.sampled_from(LAYOUTS)), seed=data.draw(SEEDS))
     values = getattr(functional, spec.function.__name__)(**update, top_k=top_k, ties=ties, **options)
     value = computed(NAMED_CLASSES[name](top_k, ties=ties, **options), update)
@@ -282,15 +280,16 @@ def test_fully_masked_row_is_no_query_but_counts_where_relevant_items_were_misse
     assert (stream.num_queries, stream.compute().item()) == (2, 0.5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, "padded with ids", "offsets with ids"])
 def test_state_is_a_detached_copy(layout):
-    update = lay_out(BATCH, layout)
+    layout, _, with_ids = layout.partition(" ")
+    update = lay_out(BATCH, layout) | ({"indexes": torch.arange(3)} if with_ids else {})
     update["preds"].requires_grad_()
     stream = NDCG()
     stream.update(**update)
     with torch.no_grad():
-        update["preds"].zero_()
-        update["target"].zero_()
+        for tensor in update.values():
+            tensor.zero_()
     value = stream.compute()
     assert not value.requires_grad
     assert_close(value, means(["ndcg"], BATCH)["ndcg"])
@@ -429,23 +428,28 @@ def test_half_keeps_the_accuracy_of_the_state():
 EMPTY = [BATCH[2], {"preds": [1.0], "target": [0.0]}]
 
 
+def empty_for(name: str) -> list:
+    """Two queries without a value."""
+    return [query | {"target": [1.0] * len(query["preds"])} for query in EMPTY] if name == "fall_out" else EMPTY
+
+
 @every_metric
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_batch_of_empty_queries(name, layout):
-    make, update = NAMED_CLASSES[name], lay_out(EMPTY, layout)
-    assert computed(make(3), update) == 0
-    skipping = make(3, empty_target_action="skip")
+    make, update = NAMED_CLASSES[name], lay_out(empty_for(name), layout)
+    assert computed(make(), update) == 0
+    skipping = make(empty_target_action="skip")
     with pytest.warns(UserWarning, match="No query has a value.*2 queries without a relevant item were skipped"):
         assert computed(skipping, update).isnan()
     assert (skipping.num_queries, skipping.num_empty) == (0, 2)
     with pytest.raises(ValueError, match=r"2 of 2 queries have no relevant item.*empty_target_action='error'"):
-        computed(make(3, empty_target_action="error"), update)
+        computed(make(empty_target_action="error"), update)
 
 
 @pytest.mark.parametrize("name", [name for name, spec in METRICS.items() if spec.bounded])
 def test_empty_queries_may_count_as_perfect(name):
-    instance = NAMED_CLASSES[name](3, empty_target_action="pos")
-    assert computed(instance, lay_out(EMPTY, "padded")) == 1
+    instance = NAMED_CLASSES[name](empty_target_action="pos")
+    assert computed(instance, lay_out(empty_for(name), "padded")) == 1
     assert (instance.num_queries, instance.num_empty) == (2, 2)
 
 
@@ -465,8 +469,7 @@ def test_nothing_at_all_is_nan_with_a_warning():
 # Options --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("indexes", [False, True])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "padded with ids", "offsets with ids"])
 @pytest.mark.parametrize(
     ("aggregation", "expected"),
     [
@@ -479,14 +482,13 @@ def test_nothing_at_all_is_nan_with_a_warning():
     ],
     ids=["mean", "median", "min", "max", "callable", "lambda"],
 )
-def test_aggregations(aggregation, expected, layout, indexes):
+def test_aggregations(aggregation, expected, layout):
     scores = [3.0, 2.0, 1.0, 0.0]
     ranks = [1, 2, 4, None]
     batch = [{"preds": scores, "target": [float(i + 1 == rank) for i in range(4)]} for rank in ranks]
-    if indexes and layout == "indexes":
-        pytest.skip("that is the layout")
+    layout, _, with_ids = layout.partition(" ")
     updates = [lay_out(batch[:3], layout, ids=[1, 2, 3]), lay_out(batch[3:], layout, ids=[4])]
-    if indexes:
+    if with_ids:
         updates = [updates[0] | {"indexes": torch.arange(3)}, updates[1] | {"indexes": torch.tensor([9])}]
     value = computed(MRR(aggregation=aggregation), *updates)
     assert value.shape == ()
@@ -541,12 +543,11 @@ def test_unjudged_items_are_not_relevant(layout):
 
 
 @every_metric
-@pytest.mark.parametrize("top_k", [None, 10])
-def test_name_gives_the_metric_and_the_metric_its_name(name, top_k):
-    full = name if top_k is None else f"{name}@{top_k}"
-    instance = metric(full)
-    assert type(instance) is NAMED_CLASSES[name]
-    assert (str(instance), instance.top_k) == (full, top_k)
+def test_name_gives_the_metric_and_the_metric_its_name(name):
+    for full, top_k in [(name, None), (f"{name}@10", 10)][: 1 + METRICS[name].takes_top_k]:
+        instance = metric(full)
+        assert type(instance) is NAMED_CLASSES[name]
+        assert (str(instance), instance.top_k) == (full, top_k)
 
 
 def test_repr_states_every_convention_in_force():
@@ -595,6 +596,8 @@ def test_options_reach_the_metrics_that_know_them():
         (lambda: metric("ndcg@ten"), ValueError, "cutoff in 'ndcg@ten'"),
         (lambda: metric("ndcg@"), ValueError, "cutoff in 'ndcg@'"),
         (lambda: metric("ndcg@2.5"), ValueError, "cutoff in 'ndcg@2.5'"),
+        (lambda: metric("auc@10"), ValueError, "auc .*no cutoff"),
+        (lambda: RankingMetrics(["ndcg@10", "bpref@10"]), ValueError, "bpref .*no cutoff"),
         (lambda: metric(10), TypeError, "named by text such as 'ndcg@10', got 10"),
         (lambda: RankingMetrics(["ndcg", "mpa"]), ValueError, "Unknown metric 'mpa'.*Did you mean 'map'"),
         (lambda: RankingMetrics([]), ValueError, "must name at least one metric"),
@@ -674,8 +677,9 @@ def test_bad_update_is_refused_and_leaves_the_state_alone(options, update, error
 @pytest.fixture
 def values_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device, where looking at a value would wait."""
-    for module in (lists, ranking, metrics_module):
-        monkeypatch.setattr(module, "values_are_free", lambda tensor: False, raising=False)
+    for name, module in sys.modules.items():
+        if name.startswith("lightning_rank") and hasattr(module, "values_are_free"):
+            monkeypatch.setattr(module, "values_are_free", lambda tensor: False)
 
 
 @pytest.mark.usefixtures("values_are_never_free")
@@ -699,6 +703,16 @@ def test_on_a_device_nan_is_nan_for_its_query_alone(name, column, layout):
     value = function(**lay_out([BATCH[0], bad, *OTHERS], layout))
     good = function(**lay_out([BATCH[0], *OTHERS], layout))
     assert_close(value, [good[0], NAN, *good[1:]])
+
+
+@pytest.mark.usefixtures("values_are_never_free")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("make", [lambda: metric("err", max_grade=2), lambda: NDCG(gain=[0, 1, 3])], ids=["err", "gain"])
+def test_on_a_device_a_grade_beyond_the_scale_is_an_error_when_computed(make, layout):
+    stream = make()
+    stream.update(**lay_out([BATCH[0]], layout, ids=[1]))  # has a grade of 3
+    with pytest.raises(ValueError, match="grade"):
+        stream.compute()
 
 
 @pytest.mark.usefixtures("values_are_never_free")

@@ -2,7 +2,7 @@
 
 from lightning_rank.functional.losses import LOSSES
 from lightning_rank.functional.losses import on_lists as _loss
-from lightning_rank.functional.metrics import METRICS
+from lightning_rank.functional.metrics import METRICS, tie_spread
 from lightning_rank.functional.metrics import on_lists as _metric
 
 dcg = _metric(METRICS["dcg"])
@@ -12,6 +12,13 @@ reciprocal_rank = _metric(METRICS["mrr"])
 precision = _metric(METRICS["precision"])
 recall = _metric(METRICS["recall"])
 hit_rate = _metric(METRICS["hit_rate"])
+f1 = _metric(METRICS["f1"])
+r_precision = _metric(METRICS["r_precision"])
+expected_reciprocal_rank = _metric(METRICS["err"])
+rank_biased_precision = _metric(METRICS["rbp"])
+bpref = _metric(METRICS["bpref"])
+auc = _metric(METRICS["auc"])
+fall_out = _metric(METRICS["fall_out"])
 
 approx_ndcg_loss = _loss(LOSSES["approx_ndcg"])
 softmax_loss = _loss(LOSSES["softmax"])
@@ -19,13 +26,21 @@ listnet_loss = _loss(LOSSES["listnet"])
 
 __all__ = [
     "approx_ndcg_loss",
+    "auc",
     "average_precision",
+    "bpref",
     "dcg",
+    "expected_reciprocal_rank",
+    "f1",
+    "fall_out",
     "hit_rate",
     "listnet_loss",
     "ndcg",
     "precision",
+    "r_precision",
+    "rank_biased_precision",
     "recall",
     "reciprocal_rank",
     "softmax_loss",
+    "tie_spread",
 ]

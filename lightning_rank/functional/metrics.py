@@ -6,6 +6,7 @@ A value is NaN for a query that has none (no relevant item); what a mean makes o
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,10 @@ from lightning_rank.conventions import (
     check_number,
     check_top_k,
     options_of,
+    sum_dtype,
     unknown,
     value_dtype,
+    values_are_free,
 )
 from lightning_rank.functional.ranking import Ranking, rank
 
@@ -37,6 +40,7 @@ def dcg(ranking: Ranking, top_k: int | None = None, *, gain: Gain = "exp2") -> T
     "Learning to rank using gradient descent", ICML 2005.
     """
     has_value = ranking.judged.top_grade() > 0
+    _mark_beyond_table(ranking, gain)
     ranking = ranking.head(top_k)
     value = ranking.sum(ranking.gain(gain) * ranking.discount(), top_k)
     return torch.where(has_value, value, torch.nan)
@@ -50,11 +54,17 @@ def ndcg(ranking: Ranking, top_k: int | None = None, *, gain: Gain = "exp2") -> 
 
     Source: Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002.
     """
+    _mark_beyond_table(ranking, gain)
     best = ranking.judged.ideal_dcg(top_k, gain, scaled=True)
     has_value = (ranking.judged.top_grade() > 0) & (best > 0)
     ranking = ranking.head(top_k)
     value = ranking.sum(ranking.gain(gain, scaled=True) * ranking.discount(), top_k)
     return torch.where(has_value, value / torch.where(has_value, best, 1.0), torch.nan)
+
+
+def _mark_beyond_table(ranking: Ranking, gain: Gain) -> None:
+    if not isinstance(gain, str) and not callable(gain) and not values_are_free(ranking.grade):
+        ranking.mark_beyond(ranking.judged.beyond(gain))
 
 
 def average_precision(
@@ -71,9 +81,8 @@ def average_precision(
     Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
     """
     ranking = ranking.head(top_k)
-    chance, above = ranking.chance(min_relevance), ranking.relevant_above(min_relevance)
     total = ranking.num_relevant(min_relevance)
-    precisions = chance * (above + 1) / ranking.rank
+    precisions = ranking.expected_precision(min_relevance)
     if denominator == "hits":
         value = _average_precision_by_hits(ranking, top_k, min_relevance, precisions)
     else:
@@ -174,6 +183,129 @@ def hit_rate(ranking: Ranking, top_k: int | None = None, *, min_relevance: float
     return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
 
 
+def f1(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
+    """Harmonic mean of precision and recall: 2 hits / (ranks that count + all relevant items).
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no relevant item.
+
+    Source: van Rijsbergen, "Information Retrieval", 2nd edition, 1979.
+    """
+    ranking = ranking.head(top_k)
+    total = ranking.num_relevant(min_relevance)
+    value = (
+        2
+        * ranking.sum(ranking.chance(min_relevance), top_k)
+        / ((ranking.length if top_k is None else top_k) + total).clamp(min=1)
+    )
+    return torch.where(total > 0, value, torch.nan)
+
+
+def r_precision(ranking: Ranking, *, min_relevance: float = 1) -> Tensor:
+    """Precision at rank R, the number of relevant items: where precision and recall are equal.
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no relevant item.
+
+    Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
+    """
+    total = ranking.num_relevant(min_relevance)
+    within = ranking.rank <= ranking.lists.spread(total)
+    value = ranking.sum(ranking.chance(min_relevance) * within) / total.clamp(min=1)
+    return torch.where(total > 0, value, torch.nan)
+
+
+def expected_reciprocal_rank(ranking: Ranking, top_k: int | None = None, *, max_grade: float = 4) -> Tensor:
+    """Expected 1 / rank at which a user who reads down is satisfied, by an item of grade g with (2^g - 1) / 2^max_grade.
+
+    Under ties it costs as many steps as the longest run of tied items.
+
+    Returns:
+        [query] in [0, 1); NaN for a query with no grade above 0. A grade above ``max_grade`` is an error on the CPU, NaN
+        elsewhere.
+
+    Source: Chapelle et al., "Expected reciprocal rank for graded relevance", CIKM 2009.
+    """
+    top = ranking.judged.top_grade()
+    if values_are_free(top) and (top > max_grade).any():
+        raise ValueError(
+            f"ERR with max_grade={max_grade:g} got the grade {top.max().item():g}: `max_grade` is the best grade there is."
+        )
+    has_value = (top > 0) & (top <= max_grade)
+    if not values_are_free(top):
+        ranking.mark_beyond(top > max_grade)
+    ranking = ranking.head(top_k)
+    satisfied = torch.exp2(ranking.grade.clamp(max=max_grade) - max_grade) - 2.0**-max_grade
+    value = ranking.sum(ranking.chance_to_stop(satisfied, top_k) / ranking.rank, top_k)
+    return torch.where(has_value, value, torch.nan)
+
+
+def rank_biased_precision(
+    ranking: Ranking, top_k: int | None = None, *, p: float = 0.8, min_relevance: float = 1
+) -> Tensor:
+    """Share of relevant items that a user sees who goes on to the next rank with probability ``p``; no residual is added.
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no relevant item.
+
+    Source: Moffat and Zobel, "Rank-biased precision for measurement of retrieval effectiveness", TOIS 2008.
+    """
+    ranking = ranking.head(top_k)
+    seen = ((1 - p) * p ** (ranking.rank - 1).to(sum_dtype(ranking.grade.device))).to(ranking.grade.dtype)
+    value = ranking.sum(ranking.chance(min_relevance) * seen, top_k)
+    return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
+
+
+def bpref(ranking: Ranking, *, min_relevance: float = 1) -> Tensor:
+    """How few judged items that are not relevant stand above the relevant ones; what nobody judged is left out.
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no relevant item.
+
+    Source: Buckley and Voorhees, "Retrieval evaluation with incomplete information", SIGIR 2004, as trec_eval computes it.
+    """
+    lists = ranking.lists
+    total, others = ranking.judged.num_relevant(min_relevance), ranking.judged.num_other(min_relevance)
+    above, tied = ranking.others_above_and_tied(min_relevance, known=True)
+    # Of the b others tied with a relevant item, 0..b stand above it, all equally likely; above R they count as R.
+    limit = lists.spread(total)
+    free = (limit - above).clamp(min=0).minimum(tied + 1)
+    mean_above = (free * above + free * (free - 1) / 2 + (tied + 1 - free) * limit) / (tied + 1)
+    penalty = mean_above / lists.spread(torch.minimum(others, total).clamp(min=1))
+    value = ranking.sum(ranking.relevant(min_relevance) * (1 - penalty)) / total.clamp(min=1)
+    return torch.where(total > 0, value, torch.nan)
+
+
+def auc(ranking: Ranking, *, min_relevance: float = 1) -> Tensor:
+    """Share of the pairs of a relevant and a not relevant item that stand in the right order; a tie is half a pair.
+
+    Returns:
+        [query] in [0, 1]; NaN for a query without such a pair.
+
+    Source: Hanley and McNeil, "The meaning and use of the area under a receiver operating characteristic (ROC) curve", 1982.
+    """
+    above, tied = ranking.others_above_and_tied(min_relevance, known=False)
+    relevant = ranking.relevant(min_relevance)
+    others = ranking.sum(ranking.other(min_relevance, known=False))
+    pairs = ranking.sum(relevant) * others
+    below = ranking.lists.spread(others) - above - tied / 2
+    return torch.where(pairs > 0, ranking.sum(relevant * below) / pairs.clamp(min=1), torch.nan)
+
+
+def fall_out(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
+    """Share of the items judged not relevant that stand within the cutoff; lower is better.
+
+    Returns:
+        [query] in [0, 1]; NaN for a query with no item judged not relevant.
+
+    Source: van Rijsbergen, "Information Retrieval", 2nd edition, 1979.
+    """
+    others = ranking.judged.num_other(min_relevance)
+    ranking = ranking.head(top_k)
+    wrong = ranking.mean_of_tied(ranking.other(min_relevance, known=True))
+    return torch.where(others > 0, ranking.sum(wrong, top_k) / others.clamp(min=1), torch.nan)
+
+
 @dataclass(frozen=True)
 class MetricSpec:
     """A row of the table of metrics.
@@ -184,6 +316,9 @@ class MetricSpec:
         bounded: values lie in [0, 1], so that an empty query can count as perfect.
         perfect_is_one: without a cutoff, the ideal order has the value 1.
         grows_with_k: the value never falls as the cutoff grows.
+        higher_is_better: as torchmetrics means it.
+        waits_for_flat_ties: on a device, flat lists cost one wait, for the length of the longest tie.
+        takes_top_k: it has a cutoff; without, the whole list counts.
         options: the metric's own options and their defaults.
     """
 
@@ -192,10 +327,24 @@ class MetricSpec:
     bounded: bool = True
     perfect_is_one: bool = False
     grows_with_k: bool = False
+    higher_is_better: bool = True
+    waits_for_flat_ties: bool = False
+    takes_top_k: bool = field(init=False, compare=False)
     options: dict[str, Any] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "takes_top_k", "top_k" in inspect.signature(self.function).parameters)
         object.__setattr__(self, "options", {option.name: option.default for option in options_of(self.function)})
+
+    def check_top_k(self, top_k: object) -> None:
+        """Raise ValueError for a cutoff that is no whole number >= 1, or where there is none."""
+        check_top_k(top_k)
+        if top_k is not None and not self.takes_top_k:
+            raise ValueError(f"{self.name} uses the whole list and takes no cutoff, got top_k={top_k}.")
+
+    def values(self, ranking: Ranking, top_k: int | None, options: dict[str, Any]) -> Tensor:
+        """Per-query values."""
+        return self.function(ranking, top_k, **options) if self.takes_top_k else self.function(ranking, **options)
 
 
 METRICS: dict[str, MetricSpec] = {
@@ -208,6 +357,13 @@ METRICS: dict[str, MetricSpec] = {
         MetricSpec("precision", precision),
         MetricSpec("recall", recall, perfect_is_one=True, grows_with_k=True),
         MetricSpec("hit_rate", hit_rate, perfect_is_one=True, grows_with_k=True),
+        MetricSpec("f1", f1),
+        MetricSpec("r_precision", r_precision, perfect_is_one=True),
+        MetricSpec("err", expected_reciprocal_rank, grows_with_k=True, waits_for_flat_ties=True),
+        MetricSpec("rbp", rank_biased_precision, grows_with_k=True),
+        MetricSpec("bpref", bpref, perfect_is_one=True),
+        MetricSpec("auc", auc, perfect_is_one=True),
+        MetricSpec("fall_out", fall_out, grows_with_k=True, higher_is_better=False),
     )
 }
 
@@ -220,6 +376,24 @@ def find_metric(name: str) -> MetricSpec:
     raise unknown("metric", name, tuple(METRICS))
 
 
+def parse_name(name: str) -> tuple[MetricSpec, int | None]:
+    """``"ndcg@10"`` -> its row of the table and 10.
+
+    Raises:
+        ValueError: unknown metric, or a cutoff that is no whole number >= 1.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"A metric is named by text such as 'ndcg@10', got {name!r}.")
+    base, at, cutoff = name.partition("@")
+    spec = find_metric(base.strip())
+    if not at:
+        return spec, None
+    if not cutoff.isdecimal() or int(cutoff) < 1:
+        raise ValueError(f"The cutoff in {name!r} must be a whole number >= 1, as in '{spec.name}@10'.")
+    spec.check_top_k(int(cutoff))
+    return spec, int(cutoff)
+
+
 def check_options(options: dict[str, Any]) -> None:
     """Raise ValueError for an option whose value no metric could take."""
     for name, value in options.items():
@@ -228,7 +402,7 @@ def check_options(options: dict[str, Any]) -> None:
         elif name == "denominator":
             check_choice(name, value, DENOMINATORS)
         else:
-            check_number(name, value, above=0)
+            check_number(name, value, above=0, below=1 if name == "p" else math.inf)
 
 
 def on_lists(spec: MetricSpec) -> Callable[..., Tensor]:
@@ -248,7 +422,7 @@ def on_lists(spec: MetricSpec) -> Callable[..., Tensor]:
         ties: str = "average",
         **options: Any,
     ) -> Tensor:
-        check_top_k(top_k)
+        spec.check_top_k(top_k)
         if strange := sorted(options.keys() - spec.options):
             raise TypeError(f"{metric.__name__}() has no option {', '.join(strange)}; it takes {', '.join(spec.options)}.")
         check_options(options)
@@ -256,13 +430,14 @@ def on_lists(spec: MetricSpec) -> Callable[..., Tensor]:
             preds, target, mask=mask, indexes=indexes, offsets=offsets, judged=judged, ideal=ideal,
             ideal_mask=ideal_mask, ties=ties, depth=top_k,
         )  # fmt: skip
-        value = spec.function(ranking, top_k, **options)
-        if ranking.has_nan is not None:
-            value = value.masked_fill(ranking.has_nan, torch.nan)
+        value = spec.values(ranking, top_k, options)
+        if ranking.invalid is not None:
+            value = value.masked_fill(ranking.invalid, torch.nan)
         return value.to(value_dtype(preds))
 
     shared = inspect.signature(metric)
-    parameters = [p for p in shared.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    hidden = {"options"} if spec.takes_top_k else {"options", "top_k"}
+    parameters = [p for p in shared.parameters.values() if p.name not in hidden]
     metric.__signature__ = shared.replace(parameters=parameters + options_of(spec.function))  # type: ignore[attr-defined]
     metric.__name__ = metric.__qualname__ = spec.function.__name__
     metric.__module__ = "lightning_rank.functional"
@@ -297,3 +472,50 @@ Example:
     >>> value = METRIC(torch.tensor([0.9, 0.1, 0.4]), torch.tensor([0, 0, 1]))
     >>> value.shape
     torch.Size([1])"""
+
+
+def tie_spread(
+    name: str,
+    preds: Tensor,
+    target: Tensor,
+    *,
+    mask: Tensor | None = None,
+    indexes: Tensor | None = None,
+    offsets: Tensor | None = None,
+    judged: Tensor | None = None,
+    ideal: Tensor | None = None,
+    ideal_mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """How much of a value is made of ties: the metric with tied items best first, minus that with them worst first.
+
+    Args:
+        name: a metric such as ``"ndcg@10"``.
+        preds, target, mask, indexes, offsets, judged, ideal, ideal_mask: as for the metric.
+        options: the metric's own, such as ``gain="linear"``.
+
+    Returns:
+        [query] >= 0 (for ``denominator="hits"`` it may be below), 0 where no tie matters; NaN where the metric is.
+
+    Raises:
+        ValueError: an unknown name, or as the metric.
+
+    Example:
+        >>> import torch
+        >>> tie_spread("mrr", torch.tensor([[0.5, 0.5, 0.1]]), torch.tensor([[0, 1, 0]]))
+        tensor([0.5000])
+    """
+    spec, top_k = parse_name(name)
+    batch = {
+        "mask": mask,
+        "indexes": indexes,
+        "offsets": offsets,
+        "judged": judged,
+        "ideal": ideal,
+        "ideal_mask": ideal_mask,
+    }
+    if spec.takes_top_k:
+        options["top_k"] = top_k
+    metric = on_lists(spec)
+    best, worst = (metric(preds, target, ties=ties, **batch, **options) for ties in ("optimistic", "pessimistic"))
+    return (best - worst) * (1 if spec.higher_is_better else -1)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from lightning_rank.conventions import TIES, Gain, check_choice, discount, gains_of, sum_dtype, values_are_free
+from lightning_rank.conventions import TIES, Gain, check_choice, discount, gains_of, sum_dtype, value_dtype, values_are_free
 from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check_grades, check_scores
 
 # Up to this grade the ideal DCG is counted by levels; beyond it, or with fractions, grades are sorted.
@@ -24,17 +24,29 @@ MOST_LEVELS = 16
 class Judged:
     """The grades of all judged items of each query, retrieved or not: what an ideal order is made of."""
 
-    def __init__(self, lists: Lists, grade: Tensor, depth: int | None, *, whole: bool) -> None:
-        """``depth`` is the largest cutoff to come, None if there is a metric without; ``whole``: grades are whole numbers."""
-        self._lists, self._grade, self._depth, self._whole = lists, grade, depth, whole
+    def __init__(self, lists: Lists, grade: Tensor, known: Tensor | None, depth: int | None, *, whole: bool) -> None:
+        """``known``: False where nobody judged an item, None if all are judged; ``depth``: the largest cutoff to come, None if
+        there is a metric without; ``whole``: grades are whole numbers."""
+        self._lists, self._grade, self._known, self._depth, self._whole = lists, grade, known, depth, whole
         self._memo: dict[Hashable, Tensor] = {}
 
     def num_relevant(self, min_relevance: float) -> Tensor:
         """``[Q]`` items of at least this grade."""
         if min_relevance not in self._memo:
             # Padding has grade 0, and `min_relevance` is above 0.
-            self._memo[min_relevance] = self._lists.sum(self._grade >= min_relevance).to(self._grade.dtype)
+            relevant = (self._grade >= min_relevance).to(self._grade.dtype)
+            self._memo[min_relevance] = self._lists.sum(relevant).to(sum_dtype(self._grade.device))
         return self._memo[min_relevance]
+
+    def num_other(self, min_relevance: float) -> Tensor:
+        """``[Q]`` judged items of a lower grade."""
+        judged = self._lists.lengths if self._known is None else self._lists.sum(self._known)
+        return judged - self.num_relevant(min_relevance)
+
+    def beyond(self, gain: Gain) -> Tensor:
+        """``[Q]`` bool: an item has no gain, as its grade is beyond the table."""
+        gains = gains_on(self._lists, self._grade, gain, None)
+        return self._lists.sum(torch.isnan(gains).long()) > 0
 
     def top_grade(self) -> Tensor:
         """``[Q]`` the largest grade; 0 where nothing is judged."""
@@ -51,7 +63,7 @@ class Judged:
         discounted = discounted * discount((lists.position + 1).to(grade.dtype))
         if top_k is not None and top_k < grade.shape[-1]:
             discounted = discounted * (lists.position < top_k)
-        return lists.sum(discounted)
+        return lists.sum(discounted).to(sum_dtype(grade.device))
 
     def _has_few_levels(self) -> bool:
         """Whether grades are known to be a few whole numbers, so that counting them is cheaper than a sort."""
@@ -64,15 +76,16 @@ class Judged:
 
     def _ideal_dcg_of_levels(self, top_k: int | None, gain: Gain, scaled: bool) -> Tensor:
         # The items of grade v or more fill the first ranks, so that each level adds the step of its gain to all of them.
-        grade = self._grade
-        levels = torch.arange(int(self.top_grade().max()) + 1, dtype=grade.dtype, device=grade.device)
-        gains = gains_of(levels, gain, self.top_grade()[:, None] if scaled else None).expand(self._lists.num_queries, -1)
+        device, dtype = self._grade.device, sum_dtype(self._grade.device)
+        levels = torch.arange(int(self.top_grade().max()) + 1, dtype=dtype, device=device)
+        top = self.top_grade().to(dtype)[:, None] if scaled else None
+        gains = gains_of(levels, gain, top).expand(self._lists.num_queries, -1)
         steps = torch.cat([gains[:, :1], gains.diff(dim=1)], dim=1)
         at_least = [self._lists.lengths, *(self.num_relevant(level) for level in range(1, len(levels)))]
         reach = torch.stack([count.long() for count in at_least], dim=1)
         longest = int(self._lists.lengths.max())
         depth = longest if top_k is None else min(top_k, longest)
-        ranks = torch.arange(1, depth + 1, dtype=grade.dtype, device=grade.device)
+        ranks = torch.arange(1, depth + 1, dtype=dtype, device=device)
         summed = torch.cat([ranks.new_zeros(1), discount(ranks).cumsum(0)])
         return (steps * summed[reach.clamp(max=depth)]).sum(1)
 
@@ -93,23 +106,27 @@ class Ranking:
 
     Attributes:
         lists: the layout of the ranked items, possibly only the first ones of each query.
-        grade: grades in rank order, >= 0, float64; 0 in padding.
+        grade: grades in rank order, >= 0; 0 in padding. float64, but float32 for float32 scores without ties, whose values
+            need no more.
         rank: 1-based ranks, broadcastable to ``grade``.
+        known: bool in rank order, False where nobody judged an item; None if all are judged.
         length: ``[Q]`` retrieved items of each query, also where ``grade`` holds only the first ones.
         judged: all judged items.
-        has_nan: ``[Q]`` bool, a score or grade is NaN; None where that was already an error.
+        invalid: ``[Q]`` bool, a score or grade is NaN or beyond the scale; None where that was already an error.
     """
 
     def __init__(
         self,
         lists: Lists,
         grade: Tensor,
+        known: Tensor | None,
         length: Tensor,
         tied: tuple[Tensor, Tensor] | None,
         judged: Judged,
-        has_nan: Tensor | None,
+        invalid: Tensor | None,
     ) -> None:
-        self.lists, self.grade, self.length, self.judged, self.has_nan = lists, grade, length, judged, has_nan
+        self.lists, self.grade, self.known, self.length = lists, grade, known, length
+        self.judged, self.invalid = judged, invalid
         self.rank = lists.position + 1
         self._tied = tied
         self._heads: dict[int, Ranking] = {}
@@ -120,6 +137,10 @@ class Ranking:
             self._memo[key] = compute()
         return self._memo[key]
 
+    def mark_beyond(self, bad: Tensor) -> None:
+        """Mark queries, ``[Q]`` bool, that have a grade beyond the scale of a metric; where looking is free it has raised."""
+        self.invalid = bad if self.invalid is None else self.invalid | bad
+
     def head(self, top_k: int | None) -> Ranking:
         """The first ``top_k`` ranks as a ranking of their own where no tie can cross the cutoff; otherwise all of it."""
         if top_k is None or self._tied is not None or not isinstance(self.lists, PaddedLists):
@@ -127,8 +148,9 @@ class Ranking:
         if top_k >= self.grade.shape[-1]:
             return self
         if top_k not in self._heads:
+            known = None if self.known is None else self.known[:, :top_k]
             self._heads[top_k] = Ranking(
-                self.lists.head(top_k), self.grade[:, :top_k], self.length, None, self.judged, self.has_nan
+                self.lists.head(top_k), self.grade[:, :top_k], known, self.length, None, self.judged, self.invalid
             )
         return self._heads[top_k]
 
@@ -136,7 +158,7 @@ class Ranking:
         """Sum over the ranks of each query, up to ``top_k`` -> ``[Q]``."""
         if top_k is not None and top_k < self.grade.shape[-1]:
             values = values * (self.rank <= top_k)
-        return self.lists.sum(values)
+        return self.lists.sum(values).to(sum_dtype(values.device))
 
     def mean_of_tied(self, values: Tensor) -> Tensor:
         """At each rank the mean of an item value over the items tied there."""
@@ -165,30 +187,48 @@ class Ranking:
         """At each rank the probability that a relevant item stands there."""
         return self._once(("chance", min_relevance), lambda: self.mean_of_tied(self.relevant(min_relevance)))
 
-    def _above(self, min_relevance: float) -> Tensor:
-        """Relevant items above each, in the order of the sort."""
-        relevant = self.relevant(min_relevance)
-        return self._once(("above", min_relevance), lambda: self.lists.cumsum(relevant) - relevant)
+    def _found(self, min_relevance: float) -> Tensor:
+        """Relevant items down to each, in the order of the sort."""
+        return self._once(("found", min_relevance), lambda: self.lists.cumsum(self.relevant(min_relevance)))
 
-    def relevant_above(self, min_relevance: float) -> Tensor:
-        """At each rank, if a relevant item stands there, the expected number of relevant items above it."""
-        above = self._above(min_relevance)
+    def expected_precision(self, min_relevance: float) -> Tensor:
+        """At each rank the precision down to it, if a relevant item stands there, times the chance that one does."""
+        found, relevant = self._found(min_relevance), self.relevant(min_relevance)
         if self._tied is None:
-            return above
-        size = self.tie_size()
-        others = self.chance(min_relevance) * size - 1
-        return above.gather(-1, self._tied[0]) + self.tie_place() * others / (size - 1).clamp(min=1)
+            return relevant * found / self.rank
+        # Of the r relevant among n tied items, one at place j (from 0) expects j (r - 1) / (n - 1) more of them above it.
+        above = (found - relevant).gather(-1, self._tied[0])
+        chance, size = self.chance(min_relevance), self.tie_size()
+        above = above + self.tie_place() * (chance * size - 1) / (size - 1).clamp(min=1)
+        return chance * (above + 1) / self.rank
+
+    def other(self, min_relevance: float, *, known: bool) -> Tensor:
+        """1.0 where an item is not relevant, in rank order; ``known``: and somebody judged it."""
+
+        def compute() -> Tensor:
+            other = (self.grade < min_relevance) & self.lists.valid
+            return (other if self.known is None or not known else other & self.known).to(self.grade.dtype)
+
+        return self._once(("other", min_relevance, known), compute)
+
+    def others_above_and_tied(self, min_relevance: float, *, known: bool) -> tuple[Tensor, Tensor]:
+        """At each rank how many not relevant items stand above all items tied there, and how many are among them."""
+        other = self.other(min_relevance, known=known)
+        above = self.lists.cumsum(other) - other
+        if self._tied is None:
+            return above, torch.zeros_like(above)
+        return above.gather(-1, self._tied[0]), (self.mean_of_tied(other) * self.tie_size()).round()
 
     def chance_of_first(self, min_relevance: float) -> Tensor:
         """At each rank the probability that the first relevant item stands there."""
 
         def compute() -> Tensor:
-            above = self._above(min_relevance)
+            found, relevant = self._found(min_relevance), self.relevant(min_relevance)
             if self._tied is None:
-                return self.relevant(min_relevance) * (above == 0)
+                return relevant * (found == 1)
             size, place = self.tie_size(), self.tie_place()
             inside = (self.chance(min_relevance) * size).round()
-            here = (above.gather(-1, self._tied[0]) == 0) & (inside > 0)
+            here = ((found - relevant).gather(-1, self._tied[0]) == 0) & (inside > 0)
             # Of n tied items, r relevant: place j (from 0) is passed without one with probability (n-r-j)/(n-j), while
             # j < n - r; the first comes at place j with r/(n-j) times the product of those before. Sums of logarithms:
             # the binomials of the closed form overflow at a thousand tied items.
@@ -198,6 +238,33 @@ class Ranking:
             return torch.where(here & (left >= inside), inside / left * passed, 0.0)
 
         return self._once(("first", min_relevance), compute)
+
+    def chance_to_stop(self, satisfied: Tensor, top_k: int | None) -> Tensor:
+        """At each rank up to ``top_k`` the probability that a user stops there; each item stops one with that probability."""
+        # Where rounding makes an item certain to satisfy, -1000 passes nobody just as -infinity does, and stays a number.
+        passing = torch.log1p(-satisfied).clamp(min=-1000)
+        if self._tied is None:
+            return torch.exp(self.lists.cumsum(passing) - passing) * satisfied
+        first, last = self._tied
+        size, place = self.tie_size(), self.tie_place()
+        reach = torch.exp((self.lists.cumsum(passing) - passing).gather(-1, first))
+        longest = size.shape[-1] if isinstance(self.lists, PaddedLists) and not values_are_free(size) else int(size.max())
+        if top_k is not None and isinstance(self.lists, PaddedLists):
+            first, last, size, place = (x[:, :top_k] for x in (first, last, size, place))
+        # passed[j]: the probability to pass the first j tied items, over all their orders: the elementary symmetric
+        # polynomials of the single probabilities over the binomials, built up item by item.
+        number = place + 1
+        passed = torch.zeros_like(satisfied[..., : size.shape[-1]])
+        for step in range(longest):
+            item = 1 - satisfied.gather(-1, (first + step).minimum(last))
+            grown = ((step + 1 - number) * passed + number * item * self._passed_before(passed, place)) / (step + 1)
+            passed = torch.where((step < size) & (number <= step + 1), grown, passed)
+        stops = self._passed_before(passed, place) - passed
+        return torch.nn.functional.pad(stops, (0, reach.shape[-1] - stops.shape[-1])) * reach
+
+    @staticmethod
+    def _passed_before(passed: Tensor, place: Tensor) -> Tensor:
+        return torch.where(place == 0, 1.0, passed.roll(1, -1))
 
     def tie_size(self) -> Tensor:
         """At each rank the number of items tied there."""
@@ -216,7 +283,8 @@ class Ranking:
 
     def discount(self) -> Tensor:
         """1 / log2(rank + 1)."""
-        return self._once("discount", lambda: discount(self.rank.to(self.grade.dtype)))
+        exact = sum_dtype(self.grade.device)
+        return self._once("discount", lambda: discount(self.rank.to(exact)).to(self.grade.dtype))
 
     def num_relevant(self, min_relevance: float) -> Tensor:
         """``[Q]`` relevant items among all judged ones."""
@@ -264,31 +332,37 @@ def rank(
     check_choice("ties", ties, TIES)
     check_judgements(judged, ideal, ideal_mask)
     lists, preds, target, items = arrange(preds, target, mask=mask, indexes=indexes, offsets=offsets, judged=judged)
-    has_nan = None
+    invalid = None
     if values_are_free(preds):
         check_scores(lists, preds)
         check_grades(lists, target)
     else:
-        has_nan = lists.sum((torch.isnan(preds) | torch.isnan(target)).long()) > 0
+        invalid = lists.sum((torch.isnan(preds) | torch.isnan(target)).long()) > 0
         # A running sum over flat items would carry it into other queries.
         target = torch.where(torch.isnan(target), 0, target)
-    grade = target.to(sum_dtype(preds.device)).clamp(min=0)
-    if items["judged"] is not None:
-        grade = grade * items["judged"]
-    judged_items = (lists, grade) if ideal is None else _judged_items(lists, ideal, ideal_mask)
-    whole = not (target if ideal is None else ideal).is_floating_point()
-
-    order, key = _order(lists, preds, grade, ties)
+    order, key = _order(lists, preds, target, ties)
     tied = None
     if ties == "average":
         same = lists.ties_with_above(key)
         if not values_are_free(preds) or same.any():
             tied = _tie_bounds(~same)
+    # Memory traffic is what metrics cost beside the sort.
+    is_short = tied is None and isinstance(lists, PaddedLists) and preds.shape[-1] < 2**20
+    dtype = value_dtype(preds) if is_short else sum_dtype(preds.device)
+    grade = target.to(dtype, copy=True).clamp_(min=0)
+    if items["judged"] is not None:
+        grade = grade * items["judged"]
+    known = items["judged"]
+    judged_items = (lists, grade, known) if ideal is None else (*_judged_items(lists, ideal, ideal_mask, dtype), None)
+    whole = not (target if ideal is None else ideal).is_floating_point()
+
     length = lists.lengths
     lists = lists.sorted()
     if tied is None and depth is not None and isinstance(lists, PaddedLists) and depth < order.shape[-1]:
         lists, order = lists.head(depth), order[:, :depth]
-    return Ranking(lists, grade.gather(-1, order), length, tied, Judged(*judged_items, depth, whole=whole), has_nan)
+    known = None if known is None else known.gather(-1, order)
+    all_judged = Judged(*judged_items, depth, whole=whole)
+    return Ranking(lists, grade.gather(-1, order), known, length, tied, all_judged, invalid)
 
 
 def check_judgements(judged: Tensor | None, ideal: Tensor | None, ideal_mask: Tensor | None) -> None:
@@ -299,7 +373,7 @@ def check_judgements(judged: Tensor | None, ideal: Tensor | None, ideal_mask: Te
         raise ValueError("`ideal_mask` was given without `ideal`.")
 
 
-def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None) -> tuple[Lists, Tensor]:
+def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None, dtype: torch.dtype) -> tuple[Lists, Tensor]:
     if isinstance(lists, JaggedLists):
         raise ValueError("`ideal` needs padded input: give `preds` as [query, item] with a `mask`.")
     if not isinstance(ideal, Tensor) or ideal.ndim != 2 or ideal.shape[0] != lists.num_queries:
@@ -308,14 +382,15 @@ def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None) -> tup
     judged_lists, ideal, _, _ = arrange(ideal, ideal, mask=ideal_mask)
     if values_are_free(ideal):
         check_grades(judged_lists, ideal)
-    return judged_lists, ideal.to(sum_dtype(ideal.device)).clamp(min=0)
+    return judged_lists, ideal.to(dtype).clamp(min=0)
 
 
-def _order(lists: Lists, preds: Tensor, grade: Tensor, ties: str) -> tuple[Tensor, Tensor]:
+def _order(lists: Lists, preds: Tensor, target: Tensor, ties: str) -> tuple[Tensor, Tensor]:
     """Indices that rank the items, and keys in that order that are equal where scores are."""
     if ties not in ("optimistic", "pessimistic"):
         return lists.order(preds, stable=ties == "stable")
     # Grades first, scores second and stable: tied items then stand in the order of their grades.
+    grade = target.to(sum_dtype(target.device)).clamp(min=0)
     by_grade, _ = lists.order(grade if ties == "optimistic" else -grade)
     by_score, key = lists.sorted().order(preds.gather(-1, by_grade), stable=True)
     return by_grade.gather(-1, by_score), key

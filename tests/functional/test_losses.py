@@ -304,6 +304,18 @@ def test_relevant_item_below_the_cutoff_is_pulled_in(spec):
     assert preds.grad[0, 2] < -1e-2
 
 
+@given(data=st.data())
+def test_approx_ndcg_lies_in_the_unit_interval(data):
+    values, _ = evaluate(LOSSES["approx_ndcg"], data.draw(batches_of_losses(max_items=10)))
+    assert ((values >= -1e-12) & (values <= 1)).all()
+
+
+def test_approx_ndcg_becomes_ndcg_as_the_temperature_falls():
+    preds, target = torch.tensor([[0.3, 2.0, -1.0, 0.9]], dtype=F64), torch.tensor([[3, 0, 1, 2]])
+    loss = functional.approx_ndcg_loss(preds, target, temperature=1e-3)
+    assert_close(loss, 1 - functional.ndcg(preds, target).squeeze())
+
+
 @every_loss
 def test_target_is_any_real_dtype(spec):
     preds = torch.tensor([[0.5, 0.1, -1.0]])
