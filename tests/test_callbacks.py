@@ -271,7 +271,7 @@ def test_intervals_are_logged_on_request():
 def test_advice_is_given_once():
     module = Ranker(lambda p, t, m: {"preds": p, "target": (t > 2).long(), "mask": m})
     run = trainer(RankingMonitor(["ndcg@50"]), max_epochs=2)
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="RankingMonitor") as caught:
         run.fit(module, loader(), loader())
     said = [str(warning.message) for warning in caught if "RankingMonitor" in str(warning.message)]
     assert len(said) == len(set(said))

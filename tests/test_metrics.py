@@ -123,8 +123,9 @@ def update_of(case: dict, batch: list, layout: str, dtype: str) -> Update:
 
 @pytest.mark.parametrize("case", VALUES, ids=by_id)
 def test_golden_values(case):
+    instance = NAMED_CLASSES[case["metric"]](**case["params"])
     for dtype, layout in product(case.get("dtypes", ["float32", "float64"]), LAYOUTS):
-        instance = NAMED_CLASSES[case["metric"]](**case["params"])
+        instance.reset()
         value = computed(instance, update_of(case, batch_of(case), layout, dtype))
         assert value.dtype == (torch.float64 if dtype == "float64" else torch.float32)
         assert value.shape == ()

@@ -138,7 +138,10 @@ class QueryBatchSampler(Sampler[list[int]]):
         generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) % 2**63)
         pools = torch.randperm(len(self.lengths), generator=generator).split(32 * self.batch_size)
         batches = [
-            batch for pool in pools for batch in pool[torch.argsort(self.lengths[pool], stable=True)].split(self.batch_size)
+            batch
+            for pool in pools
+            for batch in pool[torch.argsort(self.lengths[pool], stable=True)].split(self.batch_size)
+            if len(batch)
         ]
         for i in torch.randperm(len(batches), generator=generator).tolist():
             yield batches[i].tolist()

@@ -349,7 +349,7 @@ def rank(
     # Memory traffic is what metrics cost beside the sort.
     is_short = tied is None and isinstance(lists, PaddedLists) and preds.shape[-1] < 2**20
     dtype = value_dtype(preds) if is_short else sum_dtype(preds.device)
-    grade = target.to(dtype, copy=True).clamp_(min=0)
+    grade = target.to(dtype, copy=True).relu_()
     if items["judged"] is not None:
         grade = grade * items["judged"]
     known = items["judged"]

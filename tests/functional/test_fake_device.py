@@ -76,7 +76,7 @@ def test_metric(spec, ties, layout):
         return
     cutoffs = (None, 2) if spec.takes_top_k else (None,)
     own_options = [{}, {"denominator": "hits"}] if "denominator" in spec.options else [{}]
-    for dtype, top_k, options in product((torch.float32, torch.float64, torch.float16, torch.int64), cutoffs, own_options):
+    for dtype, top_k, options in product((torch.float32, torch.float64, torch.int64), cutoffs, own_options):
         arguments = batch(layout, dtype)
         judged = torch.ones_like(arguments["target"], dtype=torch.bool)
         function = getattr(functional, spec.function.__name__)
