@@ -317,8 +317,10 @@ def check_scores(lists: Lists, preds: Tensor) -> None:
 
 
 def check_grades(lists: Lists, target: Tensor) -> None:
-    """Raise ValueError for a NaN grade, naming the query; only where looking is free."""
+    """Raise ValueError for a grade that is NaN or infinite, naming the query; only where looking is free."""
     _check_no_nan(lists, target, "`target` must not be NaN", "Mask items that nobody judged, or give them grade 0.")
+    if target.is_floating_point() and values_are_free(target) and target.numel() and target.max() == torch.inf:
+        raise ValueError("`target` must be finite, got an infinite grade.")
 
 
 def _check_no_nan(lists: Lists, values: Tensor, rule: str, advice: str) -> None:

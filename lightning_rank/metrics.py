@@ -382,7 +382,8 @@ class _Streaming(Metric):
             return values.new_tensor(torch.nan)
         if callable(self.aggregation):
             return torch.as_tensor(self.aggregation(values), dtype=values.dtype, device=values.device).reshape(())
-        return values.quantile(0.5)
+        ranked = values.sort().values
+        return (ranked[(len(ranked) - 1) // 2] + ranked[len(ranked) // 2]) / 2
 
     def query_values(self) -> tuple[Tensor, Tensor]:
         """The value of each query over all processes, where ``per_query=True``.

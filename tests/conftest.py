@@ -13,6 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+# Threads cost more than they save on a handful of items.
+torch.set_num_threads(1)
+
 # No deadline: the first call of a torch operation is slow. `--hypothesis-profile=thorough` looks for rare failures. Under CI
 # both build on hypothesis's own profile "ci", which is deterministic.
 settings.register_profile("quick", parent=settings.default, deadline=None, max_examples=12)

@@ -337,9 +337,10 @@ def rank(
         check_scores(lists, preds)
         check_grades(lists, target)
     else:
-        invalid = lists.sum((torch.isnan(preds) | torch.isnan(target)).long()) > 0
-        # A running sum over flat items would carry it into other queries.
-        target = torch.where(torch.isnan(target), 0, target)
+        # A grade that is NaN or infinite would reach other queries by a running sum over flat items.
+        bad_grade = torch.isnan(target) | (target == torch.inf)
+        invalid = lists.sum((torch.isnan(preds) | bad_grade).long()) > 0
+        target = torch.where(bad_grade, 0, target)
     order, key = _order(lists, preds, target, ties)
     tied = None
     if ties == "average":

@@ -118,9 +118,8 @@ def test_metric_class_looks_at_values_only_when_computed(name, options):
     metric = NAMED_CLASSES[name](**options).to("meta")
     metric.update(**batch("padded"))
     metric.update(**batch("padded"), indexes=torch.arange(3, device="meta"))
-    if (
-        "ignore_index" not in options and not METRICS[name].waits_for_flat_ties
-    ):  # flat items are removed, which needs their number
+    # Ignored flat items are removed, which needs their number.
+    if "ignore_index" not in options and not METRICS[name].waits_for_flat_ties:
         metric.update(**batch("offsets"))
 
 
