@@ -189,6 +189,8 @@ class RankingMonitorMixin:
             raise type(error)(f"{type(pl_module).__name__}.{step}, batch {batch_idx}: {error}") from error
 
     def _note_facts(self, inputs: dict[str, Tensor]) -> None:
+        if not all(isinstance(value, Tensor) for value in inputs.values()):
+            return  # the metric says what is wrong
         if "indexes" in inputs and "offsets" not in inputs and inputs["preds"].ndim == 1:
             return  # a batch may hold parts of queries
         entry = self._template.entries[0]
@@ -227,12 +229,10 @@ class RankingMonitorMixin:
         self._advises = False
         for metrics, suffix in zip(self._metrics, suffixes, strict=True):
             values: dict[str, Any] = dict(metrics.compute())
-            empty = metrics.num_empty
             if self.num_queries:
-                counted = metrics.num_queries
-                values["num_queries"] = float(max(counted.values()))
+                values["num_queries"] = float(max(metrics.num_queries.values()))
             if self.empty_queries:
-                values["empty_queries"] = float(max(empty.values()))
+                values["empty_queries"] = float(max(metrics.num_empty.values()))
             if self.interval is not None:
                 for name, interval in metrics.interval(self.interval).items():
                     values |= {f"{name}/low": interval.low, f"{name}/high": interval.high}

@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from statistics import NormalDist
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_rank.conventions import (
-    EMPTY_TARGET_ACTIONS,
-    TIES,
-    check_aggregation,
-    check_choice,
-    check_number,
-    options_of,
-    preset,
-    sum_dtype,
-    values_are_free,
-)
-from lightning_rank.functional.metrics import METRICS, MetricSpec, check_options, parse_name
+from lightning_rank.conventions import check_number, options_of, sum_dtype, values_are_free
+from lightning_rank.functional.entries import SHARED_OPTIONS, Entry, resolve, shared_options
+from lightning_rank.functional.metrics import METRICS, MetricSpec, parse_name
 from lightning_rank.functional.ranking import Ranking, check_judgements, rank
+from lightning_rank.functional.uncertainty import Interval, interval_of_mean
 from lightning_rank.lists import arrange, check_grades, check_scores
-
-
-def _shared_options(
-    *,
-    ties: str = "average",
-    empty_target_action: str = "neg",
-    ignore_index: int | None = None,
-    aggregation: str | Callable[[Tensor], Any] = "mean",
-    whole_queries: bool = False,
-    per_query: bool = False,
-    convention: str | None = None,
-) -> None:
-    """The options that every metric takes, and their defaults; what only some take stands in the table of metrics."""
-
-
-SHARED_OPTIONS: dict[str, Any] = {option.name: option.default for option in options_of(_shared_options)}
-
-
-class Interval(NamedTuple):
-    """A mean over queries and how sure it is.
-
-    Attributes:
-        value: the mean.
-        low, high: ends of the confidence interval.
-        standard_error: of the mean.
-        num_queries: queries that count.
-    """
-
-    value: float
-    low: float
-    high: float
-    standard_error: float
-    num_queries: int
 
 
 class _Sums(NamedTuple):
@@ -75,23 +31,6 @@ class _Sums(NamedTuple):
 
 
 _REDUCTION = {"mean": ("sum", 0.0), "min": ("min", float("inf")), "max": ("max", float("-inf"))}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One metric with its cutoff and conventions."""
-
-    spec: MetricSpec
-    top_k: int | None
-    options: dict[str, Any]
-    empty_target_action: str
-
-    @property
-    def name(self) -> str:
-        return self.spec.name if self.top_k is None else f"{self.spec.name}@{self.top_k}"
-
-    def values(self, ranking: Ranking) -> Tensor:
-        return self.spec.values(ranking, self.top_k, self.options)
 
 
 class _Streaming(Metric):
@@ -119,39 +58,10 @@ class _Streaming(Metric):
     full_state_update = False
 
     def __init__(self, metrics: Sequence[tuple[MetricSpec, int | None]], options: dict[str, Any]) -> None:
-        convention = options.get("convention")
-        own_names = {name for spec, _ in metrics for name in spec.options}
-        elsewhere = {name for spec in METRICS.values() for name in spec.options} - own_names
-        if strange := sorted(options.keys() & elsewhere):
-            names = ", ".join(dict.fromkeys(spec.name for spec, _ in metrics))
-            raise ValueError(f"{', '.join(f'`{s}`' for s in strange)} means nothing for {names}.")
-        own = {name: options.pop(name) for name in list(options) if name in own_names}
-        given = {name: options.pop(name) for name in list(options) if name in SHARED_OPTIONS}
-        super().__init__(**options)
-
-        check_options(own)
-        entries = []
-        for spec, top_k in metrics:
-            spec.check_top_k(top_k)
-            defaults = SHARED_OPTIONS | spec.options | preset(convention, spec.name) | own | given
-            entries.append(
-                Entry(spec, top_k, {name: defaults[name] for name in spec.options}, defaults["empty_target_action"])
-            )
-        shared = SHARED_OPTIONS | preset(convention, "") | given
-        check_choice("ties", shared["ties"], TIES)
-        check_aggregation(shared["aggregation"])
-        for entry in entries:
-            check_choice("empty_target_action", entry.empty_target_action, EMPTY_TARGET_ACTIONS)
-            if entry.empty_target_action == "pos" and not entry.spec.bounded:
-                raise ValueError(f"`empty_target_action='pos'` means nothing for {entry.name}, which has no best value.")
-        for flag in ("whole_queries", "per_query"):
-            if not isinstance(shared[flag], bool):
-                raise TypeError(f"`{flag}` must be True or False, got {shared[flag]!r}.")
-        if shared["ignore_index"] is not None and not isinstance(shared["ignore_index"], int):
-            raise TypeError(f"`ignore_index` must be a whole number or None, got {shared['ignore_index']!r}.")
-
-        self.entries = tuple(entries)
-        self.convention = convention
+        entries, shared, rest = resolve(metrics, options)
+        super().__init__(**rest)
+        self.entries = entries
+        self.convention = shared["convention"]
         self.ties, self.aggregation, self.ignore_index = shared["ties"], shared["aggregation"], shared["ignore_index"]
         self.whole_queries, self.per_query = shared["whole_queries"], shared["per_query"]
         cutoffs = [entry.top_k for entry in entries]
@@ -402,15 +312,8 @@ class _Streaming(Metric):
             raise ValueError(f"An interval is that of the mean; the aggregation is {self.aggregation!r}.")
         check_number("level", level, above=0, below=1)
         self.compute()
-        intervals = []
-        for total, squares, n in zip(
-            self._sums.value.tolist(), self._sums.squares.tolist(), self._sums.counts[0].tolist(), strict=True
-        ):
-            mean = total / n if n else math.nan
-            error = math.sqrt(max(squares / n - mean**2, 0.0) / (n - 1)) if n > 1 else math.nan
-            reach = _t_quantile((1 + level) / 2, n - 1) * error if n > 1 else math.nan
-            intervals.append(Interval(mean, mean - reach, mean + reach, error, n))
-        return intervals
+        sums = zip(self._sums.value.tolist(), self._sums.squares.tolist(), self._sums.counts[0].tolist(), strict=True)
+        return [interval_of_mean(total, squares, n, level) for total, squares, n in sums]
 
     @property
     def num_repeated(self) -> int:
@@ -443,26 +346,6 @@ class _Streaming(Metric):
         }
         options |= {k: v for k, v in shared.items() if v != SHARED_OPTIONS[k]}
         return ", ".join(f"{k}={v!r}" for k, v in options.items())
-
-
-def _t_quantile(probability: float, freedom: int) -> float:
-    """Quantile of Student's distribution, by its expansion around the normal one.
-
-    Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964, 26.7.5; exact for 1 and 2 degrees of freedom.
-    """
-    if freedom == 1:
-        return math.tan(math.pi * (probability - 0.5))
-    if freedom == 2:
-        return (2 * probability - 1) / math.sqrt(2 * probability * (1 - probability))
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / freedom**i for i, term in enumerate(terms))
 
 
 class RankingMetric(_Streaming):
@@ -505,7 +388,7 @@ class RankingMetric(_Streaming):
                 kinds("self", kinds.POSITIONAL_OR_KEYWORD),
                 *([kinds("top_k", kinds.POSITIONAL_OR_KEYWORD, default=None, annotation=int | None)] * spec.takes_top_k),
                 *options_of(spec.function),
-                *options_of(_shared_options),
+                *options_of(shared_options),
                 kinds("kwargs", kinds.VAR_KEYWORD, annotation=Any),
             ]
         )
