@@ -81,10 +81,10 @@ def main() -> None:
         **quiet,
     )
     model = MyRanker(num_features=8)
-    untrained = pl.Trainer(logger=False, callbacks=RankingMonitor(["ndcg@10", "map", "mrr"]), **quiet)
-    (before,) = untrained.validate(model, val, verbose=False)
+    evaluator = pl.Trainer(logger=False, callbacks=RankingMonitor(["ndcg@10", "map", "mrr"], num_queries=True), **quiet)
+    (before,) = evaluator.validate(model, val, verbose=False)
     trainer.fit(model, train, val)
-    (after,) = trainer.validate(model, val, ckpt_path=best.best_model_path, verbose=False)
+    (after,) = evaluator.validate(model, val, ckpt_path=best.best_model_path, verbose=False)
     if find_spec("matplotlib") is not None:
         picture = Path(logger.log_dir, "curves.png")
         plot_curves(Path(logger.log_dir, "metrics.csv")).savefig(picture, dpi=120)

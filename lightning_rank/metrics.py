@@ -172,7 +172,7 @@ class _Streaming(Metric):
 
     def _note_dtype(self, preds: Tensor) -> None:
         if preds.dtype == torch.float64:
-            self.seen = self.seen + torch.tensor([0, 1], device=self.seen.device)
+            self.seen = self.seen + torch.arange(2, device=self.seen.device)
 
     def _rows(self, ranking: Ranking) -> Tensor:
         """``[query, metric + 2]``: values, NaN where undefined; whether there is a query; whether a score or grade is invalid."""
