@@ -66,6 +66,7 @@ class _Streaming(Metric):
         self.whole_queries, self.per_query = shared["whole_queries"], shared["per_query"]
         cutoffs = [entry.top_k for entry in entries]
         self._depth = None if None in cutoffs else max(cutoffs)  # type: ignore[type-var]  # no None left
+        self._said_negative = False
         self._keeps_values = self.per_query or self.aggregation not in _REDUCTION
         actions = [entry.empty_target_action for entry in entries]
         self.register_buffer("_fill", torch.tensor([float(a == "pos") for a in actions]).double(), persistent=False)
@@ -136,7 +137,7 @@ class _Streaming(Metric):
         ranking = rank(
             preds, target, **layout, judged=judged, ideal=ideal, ideal_mask=ideal_mask, ties=self.ties, depth=self._depth
         )
-        self._note_dtype(preds)
+        self._note(preds, target, mask)
         rows = self._rows(ranking)
         if indexes is not None and (self.per_query or not by_item):
             self.query_ids.append(ranking.lists.ids.detach().clone())  # type: ignore[union-attr]  # ids were given
@@ -164,13 +165,19 @@ class _Streaming(Metric):
         if values_are_free(preds):
             check_scores(lists, preds)
             check_grades(lists, target)
-        self._note_dtype(preds)
+        self._note(preds, target, None)
         dtype = sum_dtype(preds.device)
         known = torch.ones_like(preds, dtype=dtype) if extra["judged"] is None else extra["judged"].to(dtype)
         self.item_ids.append(lists.ids[lists.query])  # type: ignore[index, attr-defined]  # flat, with ids
         self.items.append(torch.stack([preds.to(dtype), target.to(dtype), known], dim=1))
 
-    def _note_dtype(self, preds: Tensor) -> None:
+    def _note(self, preds: Tensor, target: Tensor, mask: Tensor | None) -> None:
+        """Remember float64 scores; say once that grades below 0 count as 0, where looking is free."""
+        if not self._said_negative and values_are_free(target) and target.numel() and target.min() < 0:
+            negative = int(((target < 0) if mask is None else (target < 0) & mask).sum())
+            if negative:
+                warnings.warn(f"{negative} items have a grade below 0, which counts as 0: not relevant.", stacklevel=4)
+                self._said_negative = True
         if preds.dtype == torch.float64:
             self.seen = self.seen + torch.arange(2, device=self.seen.device)
 

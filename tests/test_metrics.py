@@ -803,3 +803,23 @@ def test_two_processes_compute_what_one_does(results_of_processes, scenario, one
         for ids, rows in values:
             assert ids.tolist() == [10, 11, 12, 13, 14]
             assert_close(rows, alone.query_values()[1])
+
+
+def test_negative_grades_are_counted_and_said_once():
+    metric = NAMED_CLASSES["map"]()
+    target = torch.tensor([[1, -1, -2], [0, -1, 1]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    with pytest.warns(UserWarning, match="2 items have a grade below 0, which counts as 0"):
+        metric.update(torch.rand(2, 3), target, mask=mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metric.update(torch.rand(2, 3), target, mask=mask)
+        NAMED_CLASSES["map"]().update(torch.rand(2, 3), target.clamp(min=0), mask=mask)
+
+
+def test_ideal_must_hold_what_was_retrieved():
+    metric = NAMED_CLASSES["ndcg"]()
+    preds, target = torch.rand(2, 3), torch.tensor([[1, 0, 2], [2, 2, 0]])
+    metric.update(preds, target, ideal=torch.tensor([[2, 1, 0, 3], [2, 2, 0, 0]]))
+    with pytest.raises(ValueError, match=r"`ideal` must hold .* in query 1 the grade 2 was retrieved more often"):
+        metric.update(preds, target, ideal=torch.tensor([[2, 1, 0, 3], [2, 0, 1, 3]]))

@@ -354,7 +354,11 @@ def rank(
     if items["judged"] is not None:
         grade = grade * items["judged"]
     known = items["judged"]
-    judged_items = (lists, grade, known) if ideal is None else (*_judged_items(lists, ideal, ideal_mask, dtype), None)
+    judged_items = (lists, grade, known)
+    if ideal is not None:
+        judged_items = (*_judged_items(lists, ideal, ideal_mask, dtype), None)
+        if values_are_free(grade):
+            _check_ideal_holds(lists, grade, *judged_items[:2])
     whole = not (target if ideal is None else ideal).is_floating_point()
 
     length = lists.lengths
@@ -384,6 +388,18 @@ def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None, dtype:
     if values_are_free(ideal):
         check_grades(judged_lists, ideal)
     return judged_lists, ideal.to(dtype).clamp(min=0)
+
+
+def _check_ideal_holds(lists: Lists, grade: Tensor, judged_lists: Lists, ideal: Tensor) -> None:
+    """Raise unless every retrieved grade above 0 is among the judged ones."""
+    for level in torch.unique(grade[grade > 0]):
+        missing = lists.sum(grade == level) > judged_lists.sum(ideal == level)
+        if missing.any():
+            query = int(missing.nonzero()[0])
+            raise ValueError(
+                f"`ideal` must hold the grades of all judged items, the retrieved ones too: in {lists.name(query)} the grade "
+                f"{level.item():g} was retrieved more often than `ideal` has it."
+            )
 
 
 def _order(lists: Lists, preds: Tensor, target: Tensor, ties: str) -> tuple[Tensor, Tensor]:
