@@ -98,6 +98,8 @@ def facts_of(
     min_relevance: float = 1,
 ) -> Facts:
     """Count what advice depends on. Shapes and errors as for ``advise``."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"`target` must be a tensor, got {type(target).__name__}.")
     lists, grades, _, _ = arrange(target, target, mask=mask, indexes=indexes, offsets=offsets)
     check_grades(lists, grades)
     grades = grades.double().clamp(min=0)
@@ -124,8 +126,8 @@ def facts_of(
 
 def advise(
     target: Tensor,
-    preds: Tensor | None = None,
     *,
+    preds: Tensor | None = None,
     answers: str = "many",
     top_k: int = 10,
     metrics: Sequence[str] = (),
@@ -163,20 +165,19 @@ def advise(
     facts = facts_of(target, preds, mask=mask, indexes=indexes, offsets=offsets, top_k=top_k, min_relevance=min_relevance)
     if facts.queries == 0:
         raise ValueError("There is no query to advise on.")
-    cutoff = min(top_k, facts.longest)
+    # A cutoff as deep as the lists cuts nothing, and recall there is always 1.
+    cut = f"@{top_k}" if top_k < facts.longest else ""
     if answers == "one":
-        main, beside = f"mrr@{cutoff}", (f"hit_rate@{cutoff}", f"ndcg@{cutoff}")
+        main, beside = f"mrr{cut}", (f"hit_rate@{min(top_k, max(1, facts.longest - 1))}", f"ndcg{cut}")
         reason = (
             "one good answer is enough, so the rank of the first one decides; the hit rate says how often there is one."
         )
     elif facts.is_graded:
-        main, beside = f"ndcg@{cutoff}", (f"recall@{cutoff}", "mrr")
-        reason = "grades differ and many answers count, so the best should stand on top; recall says what is missed."
+        main, beside = f"ndcg{cut}", (f"recall{cut}" if cut else "map", "mrr")
+        reason = "grades differ and many answers count, so the best should stand on top; the other two say what is missed."
     else:
-        main, beside = f"map@{cutoff}", (f"recall@{cutoff}", f"ndcg@{cutoff}")
-        reason = (
-            "relevance is binary and all answers count, so each should be found, and early; recall says what is missed."
-        )
+        main, beside = f"map{cut}", (f"recall{cut}" if cut else "mrr", f"ndcg{cut}")
+        reason = "relevance is binary and all answers count, so each should be found, and early."
     found = warnings_on(facts, top_k=top_k, metrics=metrics, empty_target_action=empty_target_action)
     if len(metrics) > 1:
         found.append(
@@ -203,15 +204,15 @@ def warnings_on(
             f"Grades go up to {facts.top_grade:g}, but {', '.join(sorted(names))} read them as relevant or not: NDCG or ERR would "
             "see whether the best stand first."
         )
-    deepest = max([cutoff for _, cutoff in used if cutoff is not None], default=top_k)
-    if facts.longest <= deepest:
+    deepest = max([cutoff for _, cutoff in used if cutoff is not None], default=0 if used else top_k)
+    if 0 < facts.longest <= deepest:
         found.append(
             f"No list has more than {facts.longest} items, so a cutoff of {deepest} cuts nothing: the value does not change with k."
         )
-    elif facts.long_enough < facts.queries / 2:
+    elif facts.long_enough < facts.queries / 2 and names & {"precision", "f1"}:
         found.append(
-            f"Only {facts.long_enough} of {facts.queries} queries have more than {top_k} items: for the others the cutoff cuts "
-            "nothing, and precision@k cannot reach 1."
+            f"Only {facts.long_enough} of {facts.queries} queries have more than {top_k} items: for shorter lists precision@k "
+            "cannot reach 1."
         )
     if facts.empty > MANY_EMPTY * facts.queries and empty_target_action in ("neg", "pos"):
         counts = {"neg": "0, however good the ranker", "pos": "1, however bad the ranker"}[empty_target_action]

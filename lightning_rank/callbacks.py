@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class RankingMonitorMixin:
             check_number("interval", interval, above=0, below=1)
         self.num_queries, self.empty_queries, self.interval, self.prog_bar = num_queries, empty_queries, interval, prog_bar
         self._metrics: list[RankingMetrics] = []
-        self._advises = advice
+        self._advises, self._checks_names = advice, True
         self._facts: Facts | None = None  # of the first epoch's queries
 
     def new_metrics(self) -> RankingMetrics:
@@ -126,10 +127,10 @@ class RankingMonitorMixin:
                 )
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self._start(len(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches), pl_module)
+        self._start(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches, pl_module)
 
     def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self._start(len(trainer.num_test_batches), pl_module)
+        self._start(trainer.num_test_batches, pl_module)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -142,11 +143,13 @@ class RankingMonitorMixin:
                 warnings.warn(str(error), stacklevel=2)
             return
         self._update(outputs, pl_module, "validation_step", batch_idx, dataloader_idx)
+        self._log_finished(trainer, pl_module, "val", trainer.val_dataloaders, batch_idx, dataloader_idx)
 
     def on_test_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self._update(outputs, pl_module, "test_step", batch_idx, dataloader_idx)
+        self._log_finished(trainer, pl_module, "test", trainer.test_dataloaders, batch_idx, dataloader_idx)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
@@ -157,9 +160,11 @@ class RankingMonitorMixin:
 
     # What they do -----------------------------------------------------------------------------------------------------
 
-    def _start(self, num_loaders: int, pl_module: Any) -> None:
+    def _start(self, num_batches: Sequence[float], pl_module: Any) -> None:
         # Made anew, and on every process for every dataloader, so that a process without data joins in all the same.
-        self._metrics = [self.new_metrics().to(pl_module.device) for _ in range(num_loaders)]
+        self._metrics = [self.new_metrics().to(pl_module.device) for _ in num_batches]
+        self._num_batches = list(num_batches)
+        self._logged: set[int] = set()
 
     def _inputs(self, outputs: Any, pl_module: Any, step: str) -> dict[str, Tensor]:
         where = f"{type(pl_module).__name__}.{step}"
@@ -169,12 +174,31 @@ class RankingMonitorMixin:
             came = "None" if outputs is None else f"a {type(outputs).__name__}"
             raise ValueError(f"RankingMonitor needs {where} to return {wanted}, {layout}; it returned {came}.")
         inputs = {name: outputs[key] for name, key in self.keys.items() if outputs.get(key) is not None}
+        for name in ("preds", "target"):
+            if name not in inputs and self.keys[name] in outputs:
+                raise ValueError(f"RankingMonitor needs {where} to return {wanted}; '{self.keys[name]}' is None.")
         if "preds" not in inputs or "target" not in inputs:
             raise ValueError(
                 f"RankingMonitor needs {where} to return {wanted}, {layout}; the keys that came are "
                 f"{', '.join(map(repr, outputs)) or 'none'}. Rename with RankingMonitor(keys={{'preds': ..., 'target': ...}})."
             )
+        self._warn_of_near_misses(outputs, inputs, where)
         return inputs
+
+    def _warn_of_near_misses(self, outputs: Mapping[str, Any], inputs: dict[str, Tensor], where: str) -> None:
+        """Once: an output whose name is nearly that of a layout, and which would be left out without a word."""
+        if not self._checks_names:
+            return
+        self._checks_names = False
+        others = [key for key in outputs if isinstance(key, str) and key not in self.keys.values()]
+        for name in ("mask", "indexes", "offsets"):
+            near = get_close_matches(self.keys[name], others, n=1, cutoff=0.7) if name not in inputs else []
+            if near:
+                warnings.warn(
+                    f"RankingMonitor does not read {near[0]!r}, which {where} returned: if it is the `{name}`, name it "
+                    f"'{self.keys[name]}', or say keys={{'{name}': {near[0]!r}}}.",
+                    stacklevel=2,
+                )
 
     def _update(self, outputs: Any, pl_module: Any, step: str, batch_idx: int, dataloader_idx: int) -> None:
         inputs = self._inputs(outputs, pl_module, step)
@@ -217,34 +241,48 @@ class RankingMonitorMixin:
                 warnings.warn(f"RankingMonitor: {warning}", stacklevel=2)
         self._facts = None
 
+    def _log_finished(
+        self, trainer: Any, pl_module: Any, stage: str, loaders: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        """Log a dataloader of several with its last batch, so that Lightning's printed table has each in its own column."""
+        # Not over processes: they need not come to an end together, and would wait for one another.
+        is_last = batch_idx + 1 == self._num_batches[dataloader_idx]
+        if is_last and len(self._metrics) > 1 and trainer.world_size == 1:
+            self._log_loader(trainer, pl_module, stage, loaders, dataloader_idx)
+
     def _log(self, trainer: Any, pl_module: Any, stage: str, loaders: Any) -> None:
-        if len(self._metrics) == 1:
-            suffixes = [""]
-        elif isinstance(loaders, Mapping):
-            suffixes = [f"/{name}" for name in loaders]
-        else:
-            suffixes = [f"/dataloader_idx_{i}" for i in range(len(self._metrics))]
         if self._advises and trainer.is_global_zero:
             self._advise()
         self._advises = False
-        for metrics, suffix in zip(self._metrics, suffixes, strict=True):
-            values: dict[str, Any] = dict(metrics.compute())
-            if self.num_queries:
-                values["num_queries"] = float(max(metrics.num_queries.values()))
-            if self.empty_queries:
-                values["empty_queries"] = float(max(metrics.num_empty.values()))
-            if self.interval is not None:
-                for name, interval in metrics.interval(self.interval).items():
-                    values |= {f"{name}/low": interval.low, f"{name}/high": interval.high}
-            for name, value in values.items():
-                pl_module.log(
-                    self._prefix(stage) + name + suffix,
-                    value,
-                    prog_bar=self.prog_bar and name in metrics.names,
-                    # Equal on all processes already; said so that Lightning does not warn.
-                    sync_dist=trainer.world_size > 1,
-                    add_dataloader_idx=False,
-                )
+        for i in range(len(self._metrics)):
+            if i not in self._logged:
+                self._log_loader(trainer, pl_module, stage, loaders, i)
+
+    def _log_loader(self, trainer: Any, pl_module: Any, stage: str, loaders: Any, index: int) -> None:
+        self._logged.add(index)
+        metrics, suffix = self._metrics[index], ""
+        if len(self._metrics) > 1:
+            suffix = f"/{list(loaders)[index]}" if isinstance(loaders, Mapping) else f"/dataloader_idx_{index}"
+        values: dict[str, Any] = dict(metrics.compute())
+        if self.num_queries:
+            values["num_queries"] = float(max(metrics.num_queries.values()))
+        if self.empty_queries:
+            values["empty_queries"] = float(max(metrics.num_empty.values()))
+        if self.interval is not None:
+            for name, interval in metrics.interval(self.interval).items():
+                values |= {f"{name}/low": interval.low, f"{name}/high": interval.high}
+        for name, value in values.items():
+            pl_module.log(
+                self._prefix(stage) + name + suffix,
+                value,
+                prog_bar=self.prog_bar and name in metrics.names,
+                on_step=False,
+                on_epoch=True,
+                batch_size=1,
+                # Equal on all processes already; said so that Lightning does not warn.
+                sync_dist=trainer.world_size > 1,
+                add_dataloader_idx=False,
+            )
 
 
 class PredictionWriterMixin:
@@ -275,7 +313,9 @@ class PredictionWriterMixin:
             return
         for path in (self.run, self.scores):
             if path is not None and Path(path).exists():
-                raise FileExistsError(f"{path} exists: choose another file, or say overwrite.")
+                raise FileExistsError(
+                    f"{path} exists: choose another file, or set overwrite (--predictions.overwrite true) to replace it."
+                )
 
     def on_predict_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._scored = []

@@ -18,6 +18,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
+from lightning_rank import __version__
 from lightning_rank.data.batches import QueryBatchSampler, RankingDataset
 from lightning_rank.metrics import RankingMetrics
 from lightning_rank.pytorch_lightning import PredictionWriter, RankingModule, RankingMonitor
@@ -167,7 +168,11 @@ def main(args: list[str] | None = None) -> int:
             subclass_mode_data=True,
             seed_everything_default=0,
             trainer_defaults={"max_epochs": 50},
-            parser_kwargs={"prog": "lightning-rank", "description": "Train and evaluate rankers with PyTorch Lightning."},
+            parser_kwargs={
+                "version": __version__,
+                "prog": "lightning-rank",
+                "description": "Train and evaluate rankers with PyTorch Lightning.",
+            },
             args=args,
         )
     except (ValueError, OSError) as error:

@@ -93,7 +93,8 @@ class LetorDataModuleMixin(_RankingData):
     """LETOR files (``grade qid:id feature:value ... # comment``, also gzip) for training and evaluation.
 
     Args:
-        root: folder that file names are relative to; where no file is named, its ``train.txt``, ``vali.txt`` and ``test.txt``.
+        root: folder that file names are relative to; where no file is named, its ``train.txt``, ``vali.txt`` and ``test.txt``,
+            or those with ``.gz``.
         train, val, test, predict: a file, or a list of files that are read as one; ``predict`` is ``test`` if not given.
         batch_size: queries per batch; batches hold lists of similar length.
         max_items: cut longer lists, in training only: the items graded above 0 are kept first, then others at random, anew
@@ -134,8 +135,11 @@ class LetorDataModuleMixin(_RankingData):
         self.files = {split: self._paths(files) for split, files in named.items()}
         if root is not None and not any(named.values()):
             # A missing one is found out when it is needed: a fold may have no test file.
-            defaults = {"train": "train.txt", "val": "vali.txt", "test": "test.txt"}
-            self.files |= {split: [Path(root, name)] for split, name in defaults.items() if Path(root, name).exists()}
+            if not Path(root).is_dir():
+                raise FileNotFoundError(f"`root` must be a folder, and {Path(root).resolve()} is none.")
+            for split, name in {"train": "train.txt", "val": "vali.txt", "test": "test.txt"}.items():
+                there = [path for path in (Path(root, name), Path(root, f"{name}.gz")) if path.exists()]
+                self.files[split] = there[:1]
         if not self.files["predict"]:
             self.files["predict"] = self.files["test"]
 
@@ -148,7 +152,12 @@ class LetorDataModuleMixin(_RankingData):
 
     def load(self, split: str) -> RankingDataset:
         if not self.files[split]:
-            place = "" if self.root is None else f" {self.root} holds no such file by its usual name."
+            place = ""
+            if self.root is not None:
+                held = ", ".join(sorted(path.name for path in Path(self.root).iterdir())[:10]) or "nothing"
+                place = (
+                    f" None is named as usual (train.txt, vali.txt, test.txt, or .gz) in {self.root}, which holds {held}."
+                )
             raise ValueError(f"LetorDataModule has no `{split}` file.{place} Give one, as `{split}: FILE`.")
         return read_letor(*self.files[split], num_features=self.num_features)
 

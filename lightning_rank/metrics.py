@@ -6,7 +6,7 @@ import inspect
 import warnings
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from lightning_rank.functional.metrics import METRICS, MetricSpec, parse_name
 from lightning_rank.functional.ranking import Ranking, check_judgements, rank
 from lightning_rank.functional.uncertainty import Interval, interval_of_mean
 from lightning_rank.lists import arrange, check_grades, check_scores
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class _Sums(NamedTuple):
@@ -66,7 +69,7 @@ class _Streaming(Metric):
         self.whole_queries, self.per_query = shared["whole_queries"], shared["per_query"]
         cutoffs = [entry.top_k for entry in entries]
         self._depth = None if None in cutoffs else max(cutoffs)  # type: ignore[type-var]  # no None left
-        self._said_negative = False
+        self._said_negative = self._said_repeated = False
         self._keeps_values = self.per_query or self.aggregation not in _REDUCTION
         actions = [entry.empty_target_action for entry in entries]
         self.register_buffer("_fill", torch.tensor([float(a == "pos") for a in actions]).double(), persistent=False)
@@ -252,6 +255,14 @@ class _Streaming(Metric):
 
     def _compute(self) -> Tensor:
         rows, ids, self._num_repeated = self._merged_rows()
+        if self._num_repeated and not self._said_repeated and not self.distributed_available_fn():
+            # Over processes that is what a padded distributed sampler does.
+            warnings.warn(
+                f"{self._num_repeated} queries had an id that had come before, and were left out: ids must not start anew in "
+                "each batch. Without `indexes` every row is a query of its own.",
+                stacklevel=4,
+            )
+            self._said_repeated = True
         if self.per_query:
             usable = rows[:, -2] > 0
             ids = torch.arange(len(rows), device=rows.device) if ids is None else ids
@@ -335,6 +346,10 @@ class _Streaming(Metric):
         for name in self._list_states():
             setattr(self, name, [self._joined(name)])
         super()._sync_dist(*args, **kwargs)
+
+    def set_dtype(self, dst_type: str | torch.dtype) -> Self:
+        """Changes nothing: sums are float64 and counts whole numbers, whatever the dtype of the scores."""
+        return self
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
         # Tensors in the lists are never changed, so copying them, which `forward` would do at each step, is waste.

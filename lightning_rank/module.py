@@ -67,7 +67,13 @@ class RankingModuleMixin:
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Scores ``[query, item]`` of features ``[query, item, feature]``."""
-        return self.scorer(features, mask=mask) if self._takes_mask else self.scorer(features)
+        scores = self.scorer(features, mask=mask) if self._takes_mask else self.scorer(features)
+        if scores.shape != features.shape[:-1]:
+            raise ValueError(
+                f"The scorer, {type(self.scorer).__name__}, must return [query, item], here {list(features.shape[:-1])}, for "
+                f"features {list(features.shape)}; it returned {list(scores.shape)}. A last axis of 1 goes with .squeeze(-1)."
+            )
+        return scores
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         preds = self(batch["features"], batch["mask"])

@@ -28,8 +28,12 @@ def test_the_main_metric_follows_grades_and_use(target, answers, main):
     assert str(advice).startswith(f"Watch {main}, and beside it {advice.beside[0]} and {advice.beside[1]}: ")
 
 
-def test_the_cutoff_is_no_deeper_than_the_lists():
-    assert advise(GRADED, top_k=10).metric == "ndcg@5"
+@pytest.mark.parametrize("answers", ["many", "one"])
+@pytest.mark.parametrize("target", [GRADED, BINARY])
+def test_no_metric_is_advised_that_a_cutoff_beyond_the_lists_makes_constant(target, answers):
+    advice = advise(target, answers=answers, top_k=10)
+    assert "@" not in advice.metric
+    assert not {"recall@5", "recall@10", "recall", "hit_rate@5", "hit_rate@10"} & {advice.metric, *advice.beside}
 
 
 def said(target: torch.Tensor, words: str, **options: object) -> bool:
@@ -50,7 +54,10 @@ def test_grades_that_a_binary_metric_does_not_see():
 def test_a_cutoff_beyond_the_lists():
     assert said(GRADED, "No list has more than 5 items, so a cutoff of 10 cuts nothing", metrics=["ndcg@10"])
     short = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] * 2 + [False] * 3])
-    assert said(GRADED[[0, 1, 1]], "Only 1 of 3 queries have more than 3 items", mask=short, top_k=3)
+    words = "Only 1 of 3 queries have more than 3 items"
+    assert said(GRADED[[0, 1, 1]], words, mask=short, top_k=3, metrics=["precision@3"])
+    assert not said(GRADED[[0, 1, 1]], words, mask=short, top_k=3, metrics=["ndcg@3"])
+    assert not said(GRADED, "cuts nothing", metrics=["map", "mrr"])
     assert not said(GRADED, "cuts nothing", metrics=["ndcg@3"], top_k=3)
 
 

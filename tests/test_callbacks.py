@@ -203,7 +203,7 @@ def test_metrics_follow_the_device_of_the_data():
     # The meta device stands in for one that is not there: no value, but every operation checks devices.
     module = Ranker()
     monitor = RankingMonitor(advice=False)
-    monitor._start(1, module)
+    monitor._start([1], module)
     monitor._update(
         {"preds": torch.rand(2, 3, device="meta"), "target": torch.ones(2, 3, device="meta")},
         module,
@@ -283,3 +283,46 @@ def test_advice_can_be_silenced(recwarn):
     module = Ranker(lambda p, t, m: {"preds": p, "target": (t > 2).long(), "mask": m})
     trainer(RankingMonitor(["ndcg@50"], advice=False)).validate(module, loader(), verbose=False)
     assert not [w for w in recwarn if "RankingMonitor" in str(w.message)]
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_each_dataloader_has_its_own_column_in_lightnings_results(stage, capsys):
+    module = Ranker()
+    run = trainer(RankingMonitor())
+    results = getattr(run, stage)(module, [loader(seed=1), loader(queries=7, seed=2)])
+    prefix = {"validate": "val", "test": "test"}[stage]
+    for i, (result, wanted) in enumerate(
+        zip(results, (expected(module, seed=1), expected(module, 7, seed=2)), strict=True)
+    ):
+        assert result == pytest.approx({f"{prefix}/{name}/dataloader_idx_{i}": value for name, value in wanted.items()})
+
+
+@pytest.mark.parametrize("name", ["masks", "index", "indices", "offset"])
+def test_an_output_that_is_nearly_a_layout_is_not_left_out_silently(name):
+    module = Ranker(lambda p, t, m: {"preds": p, "target": t, name: m})
+    with pytest.warns(UserWarning, match=f"RankingMonitor does not read '{name}', which Ranker.validation_step returned"):
+        trainer(RankingMonitor()).validate(module, loader(), verbose=False)
+
+
+def test_outputs_that_are_no_layout_are_nobodys_business(recwarn):
+    module = Ranker(lambda p, t, m: {"preds": p, "target": t, "mask": m, "loss": p.mean(), "embeddings": p, "masks": m})
+    trainer(RankingMonitor(advice=False)).validate(module, loader(), verbose=False)
+    assert not [w for w in recwarn if "RankingMonitor" in str(w.message)]
+
+
+def test_ids_that_start_anew_in_each_batch_are_said():
+    module = Ranker(lambda p, t, m: {"preds": p, "target": t, "mask": m, "indexes": torch.arange(len(p))})
+    with pytest.warns(UserWarning, match="6 queries had an id that had come before, and were left out"):
+        trainer(RankingMonitor()).validate(module, loader(), verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error", "words"),
+    [
+        (lambda p, t, m: {"preds": p, "target": None}, ValueError, "'target' is None"),
+        (lambda p, t, m: {"preds": p.numpy(), "target": t}, TypeError, "`preds` must be a tensor, got ndarray"),
+    ],
+)
+def test_outputs_of_a_wrong_kind(outputs, error, words):
+    with pytest.raises(error, match=words):
+        trainer(RankingMonitor()).validate(Ranker(outputs), loader(), verbose=False)

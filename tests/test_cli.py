@@ -125,7 +125,7 @@ def test_without_a_configuration_monitor_and_checkpoint_are_there(tmp_path):
 @pytest.mark.parametrize(
     ("args", "status", "words"),
     [
-        (["fit", "--data=LetorDataModule", "--data.root=nowhere"], 1, r"no `train` file"),
+        (["fit", "--data=LetorDataModule", "--data.root=nowhere"], 1, r"`root` must be a folder.*nowhere"),
         (["fit", "--data=LetorDataModule", "--data.train=nowhere.txt"], 1, r"nowhere\.txt"),
         (["fit", "--data=SyntheticDataModule", "--data.difficulty=2"], 1, r"`difficulty`.*got 2"),
         (["fit", "--data=SyntheticDataModule", "--model.loss=aprox"], 1, r"Unknown loss 'aprox'.*'approx_ndcg'"),

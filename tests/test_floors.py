@@ -21,7 +21,7 @@ FLOORS = (
     ("cli", "__init__"),
 )
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
-SAME_FLOOR = {("lists", "conventions")}
+SAME_FLOOR = {("lists", "conventions"), ("cli", "__init__")}  # the latter for the version
 LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

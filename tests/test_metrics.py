@@ -823,3 +823,14 @@ def test_ideal_must_hold_what_was_retrieved():
     metric.update(preds, target, ideal=torch.tensor([[2, 1, 0, 3], [2, 2, 0, 0]]))
     with pytest.raises(ValueError, match=r"`ideal` must hold .* in query 1 the grade 2 was retrieved more often"):
         metric.update(preds, target, ideal=torch.tensor([[2, 1, 0, 3], [2, 0, 1, 3]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_set_dtype_keeps_sums_exact(dtype):
+    metric = NAMED_CLASSES["ndcg"]().set_dtype(dtype)
+    preds, target = torch.rand(50, 5), torch.randint(0, 3, (50, 5))
+    metric.update(preds, target)
+    again = NAMED_CLASSES["ndcg"]()
+    again.update(preds, target)
+    assert metric.set_dtype(dtype).compute() == again.compute()
+    assert metric.value.dtype == torch.float64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -220,3 +221,27 @@ def test_unknown_loss_name():
 def test_options_of_the_loss_object_are_kept():
     module = RankingModule(LinearScorer(), ApproxNDCGLoss(top_k=5))
     assert module.loss.options["top_k"] == 5
+
+
+def test_a_scorer_of_a_wrong_shape_is_named():
+    module = RankingModule(nn.Linear(16, 1))
+    with pytest.raises(ValueError, match=r"The scorer, Linear, must return \[query, item\].*\.squeeze\(-1\)"):
+        trainer().fit(module, datamodule=synthetic())
+
+
+def test_a_folder_of_gzip_files(fold):
+    for path in list(fold.iterdir()):
+        with gzip.open(f"{path}.gz", "wb") as file:
+            file.write(path.read_bytes())
+        path.unlink()
+    data = LetorDataModule(str(fold))
+    data.setup("fit")
+    assert len(data.splits["train"]) == 30
+
+
+def test_a_folder_without_the_usual_names_says_what_it_holds(tmp_path):
+    write_letor(tmp_path / "S1.txt", 2)
+    with pytest.raises(ValueError, match=r"no `train` file.*which holds S1\.txt.*Give one"):
+        LetorDataModule(str(tmp_path)).setup("fit")
+    with pytest.raises(FileNotFoundError, match="`root` must be a folder"):
+        LetorDataModule(str(tmp_path / "nowhere"))
