@@ -27,7 +27,7 @@ _DOCUMENT = re.compile(rb"\bdocid\s*=\s*(\S*)")
 # Text of these characters alone is read by scikit-learn as we would; it also takes "nan", "1_0" and a second "qid:".
 _PLAIN = b"0123456789.:+-eE \t\r\n"
 _CHUNK_BYTES = 1 << 22  # of text at a time, so that what is only needed while reading stays small
-_LARGEST_INDEX = 2**31 - 1
+_LARGEST_INDEX = 1_000_000  # where no number is declared: features are dense in memory, and a stray index must not fill it
 _LARGEST_VALUE = float(np.finfo(np.float32).max)
 _CUT_SHORT = "the file seems cut short: its last line has no newline"
 
@@ -60,7 +60,8 @@ def read_letor(*paths: str | Path, num_features: int | None = None) -> RankingDa
 
     Args:
         paths: files, read in this order as if they were one.
-        num_features: F, the number of features; those that the files lack are 0. None: the largest index in the files.
+        num_features: F, the number of features; those that the files lack are 0. None: the largest index in the files, at most
+            1,000,000.
 
     Returns:
         ``features`` ``[item, F]`` (index 1 is column 0, a missing feature is 0), ``grades`` ``[item]``, ``offsets``
@@ -277,7 +278,7 @@ def _read_fast(texts: list[bytes], num_features: int | None) -> _Numbers | None:
     with np.errstate(over="ignore"):
         grades = labels.astype(np.float32)
     finite = np.isfinite(features.data).all() and np.isfinite(grades).all()
-    within = num_features is None or features.indices.max(initial=-1) < num_features
+    within = features.indices.max(initial=-1) < (num_features or _LARGEST_INDEX)
     return _Numbers(grades, features.indptr, features.indices, features.data) if finite and within else None
 
 
@@ -312,7 +313,11 @@ def _read_line(where: str, line: bytes, num_features: int | None) -> tuple[float
         if not colon or index is None:
             raise _malformed("index:value, the index a whole number", token, where, line)
         if not 1 <= index <= (num_features or _LARGEST_INDEX):
-            limit = f"to {num_features} (`num_features`)" if num_features else f"to {_LARGEST_INDEX}"
+            limit = (
+                f"to {num_features} (`num_features`)"
+                if num_features
+                else f"to {_LARGEST_INDEX} (declare more as `num_features`)"
+            )
             raise ValueError(f"{where}: expected a feature index from 1 {limit}, got {_shown(token)}.")
         if index in features:
             raise ValueError(f"{where}: expected each feature index once, got {index} again in {_shown(token)}.")

@@ -269,6 +269,9 @@ def test_directory_instead_of_a_file(tmp_path):
         read_letor(tmp_path)
 
 
+UP_TO_A_MILLION = "expected a feature index from 1 to 1000000 (declare more as `num_features`)"
+
+
 # Wrong lines ----------------------------------------------------------------------------------------------------------
 
 GOOD = "# head\n1 qid:1 1:0.5 2:1 3:2 # A\n"
@@ -292,10 +295,11 @@ BAD_LINES = {
     "1e999 qid:1 1:1": "expected a number as grade that is finite in float32, got '1e999'",
     "1e39 qid:1 1:1": "expected a number as grade that is finite in float32, got '1e39'",
     # the feature index
-    "0 qid:1 0:1": "expected a feature index from 1 to 2147483647, got '0:1'",
-    "0 qid:1 1:1 -2:1": "expected a feature index from 1 to 2147483647, got '-2:1'",
-    "0 qid:1 99999999999:1": "expected a feature index from 1 to 2147483647, got '99999999999:1'",
-    "0 qid:1 99999999999999999999999:1": "expected a feature index from 1 to 2147483647, got '99999999999999999999999:1'",
+    "0 qid:1 0:1": f"{UP_TO_A_MILLION}, got '0:1'",
+    "0 qid:1 1:1 -2:1": f"{UP_TO_A_MILLION}, got '-2:1'",
+    "0 qid:1 999999999:1": f"{UP_TO_A_MILLION}, got '999999999:1'",
+    "0 qid:1 99999999999:1": f"{UP_TO_A_MILLION}, got '99999999999:1'",
+    "0 qid:1 99999999999999999999999:1": f"{UP_TO_A_MILLION}, got '99999999999999999999999:1'",
     "0 qid:1 1:1 2:2 1:1": "expected each feature index once, got 1 again in '1:1'",
     "0 qid:1 1:1 01:2": "expected each feature index once, got 1 again in '01:2'",
     "0 qid:1 1.5:1": "expected index:value, the index a whole number, got '1.5:1'",
