@@ -151,7 +151,8 @@ def gains_of(grade: Tensor, gain: Gain, top: Tensor | None = None) -> Tensor:
                 "Add its gain to the table, or use 'exp2' or 'linear'."
             )
         return table[index]
-    return torch.where(outside, torch.nan, table[index.clamp(max=len(table) - 1)])
+    inside = table.index_select(0, index.clamp(0, len(table) - 1).flatten()).view_as(grade)
+    return torch.where(outside, torch.nan, inside)
 
 
 def discount(rank: Tensor) -> Tensor:

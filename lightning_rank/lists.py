@@ -84,7 +84,7 @@ class PaddedLists(Lists):
         self.lengths = torch.full((shape[0],), shape[1], device=device) if mask is None else mask.sum(-1)
 
     def spread(self, per_query: Tensor) -> Tensor:
-        return per_query[:, None]
+        return per_query.unsqueeze(1)
 
     def sum(self, values: Tensor) -> Tensor:
         return values.sum(-1)
@@ -92,7 +92,7 @@ class PaddedLists(Lists):
     def max(self, values: Tensor) -> Tensor:
         if self.shape[1] == 0:
             return values.new_full((self.num_queries,), -torch.inf)
-        return (values if self.mask is None else values.masked_fill(~self.mask, -torch.inf)).amax(-1)
+        return (values if self.mask is None else values.masked_fill(self.mask.logical_not(), -torch.inf)).amax(-1)
 
     def cumsum(self, values: Tensor) -> Tensor:
         return values.cumsum(-1)
@@ -102,7 +102,7 @@ class PaddedLists(Lists):
         if self.mask is not None:
             # NaN sorts behind everything, so padding ends up behind an item whose score is -inf.
             last = torch.nan if key.is_floating_point() else torch.iinfo(key.dtype).max
-            key = key.masked_fill(~self.mask, last)
+            key = key.masked_fill(self.mask.logical_not(), last)
         if key.dtype == torch.float32 and values_are_free(key):
             return self._order_on_cpu(key)
         key, order = torch.sort(key, dim=-1, stable=stable)
@@ -116,21 +116,21 @@ class PaddedLists(Lists):
         return packed & 0xFFFFFFFF, packed.bitwise_right_shift_(32)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
-        same = torch.cat([torch.zeros_like(key[:, :1], dtype=torch.bool), key[:, 1:] == key[:, :-1]], dim=1)
-        return same if self.mask is None else same & (self.position < self.lengths[:, None])
+        same = _equals_previous(key)
+        return same if self.mask is None else same & (self.position < self.spread(self.lengths))
 
     def sorted(self) -> PaddedLists:
         if self.mask is None:
             return self
-        return PaddedLists(self.shape, self.position < self.lengths[:, None], self.mask.device, self.ids)
+        return PaddedLists(self.shape, self.position < self.spread(self.lengths), self.mask.device, self.ids)
 
     def head(self, depth: int) -> PaddedLists:
         """The layout of the first ``depth`` columns; lengths are cut too."""
-        mask = None if self.mask is None else self.mask[:, :depth]
+        mask = None if self.mask is None else self.mask.narrow(1, 0, depth)
         return PaddedLists(torch.Size((self.shape[0], depth)), mask, self.lengths.device, self.ids)
 
     def pad(self, values: Tensor) -> Tensor:
-        return values if self.mask is None else values.masked_fill(~self.mask, 0)
+        return values if self.mask is None else values.masked_fill(self.mask.logical_not(), 0)
 
     @property
     def valid(self) -> Tensor:
@@ -146,10 +146,10 @@ class JaggedLists(Lists):
         self.lengths = offsets.diff()
         queries = torch.arange(self.num_queries, device=offsets.device)
         self.query = torch.repeat_interleave(queries, self.lengths, output_size=num_items)
-        self.position = torch.arange(num_items, device=offsets.device) - offsets[:-1][self.query]
+        self.position = torch.arange(num_items, device=offsets.device) - self.spread(offsets.narrow(0, 0, self.num_queries))
 
     def spread(self, per_query: Tensor) -> Tensor:
-        return per_query[self.query]
+        return per_query.index_select(0, self.query)
 
     def _reduce(self, values: Tensor, how: str, initial: float) -> Tensor:
         values = values if values.is_floating_point() else values.double()
@@ -164,22 +164,22 @@ class JaggedLists(Lists):
 
     def cumsum(self, values: Tensor) -> Tensor:
         running = values.cumsum(0)
-        before = torch.cat([running.new_zeros(1), running])[self.offsets[:-1]]
-        return running - before[self.query]
+        starts = self.offsets.narrow(0, 0, self.num_queries)
+        return running - self.spread(torch.cat([running.new_zeros(1), running]).index_select(0, starts))
 
     def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
         key = _descending(values)
         if key.dtype != torch.float32:
             by_value = torch.sort(key, stable=stable).indices
-            order = by_value[torch.sort(self.query[by_value], stable=True).indices]
+            by_query = torch.sort(self.query.index_select(0, by_value), stable=True).indices
+            order = by_value.index_select(0, by_query)
         else:
             # One integer sort: the query in the upper half, the score in the lower.
             order = torch.sort((self.query << 32) + _as_integers(key), stable=stable).indices
-        return order, key[order]
+        return order, key.index_select(0, order)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
-        same = torch.cat([torch.zeros_like(key[:1], dtype=torch.bool), key[1:] == key[:-1]])
-        return same & (self.position > 0)
+        return _equals_previous(key) & (self.position > 0)
 
     def sorted(self) -> JaggedLists:
         return self
@@ -194,10 +194,18 @@ class JaggedLists(Lists):
         return torch.ones_like(self.position, dtype=torch.bool)
 
 
+def _equals_previous(key: Tensor) -> Tensor:
+    """Where a key, on the last axis, equals the one before it; the first equals none."""
+    if key.shape[-1] == 0:
+        return torch.zeros_like(key, dtype=torch.bool)
+    previous, this = key.narrow(-1, 0, key.shape[-1] - 1), key.narrow(-1, 1, key.shape[-1] - 1)
+    return torch.cat([torch.zeros_like(key.narrow(-1, 0, 1), dtype=torch.bool), this == previous], dim=-1)
+
+
 def _descending(values: Tensor) -> Tensor:
     """Keys, float32, float64 or int64, whose ascending order is the exact descending order of the values; 0.0 and -0.0 tie."""
     if not values.is_floating_point():
-        return ~values.long()
+        return -1 - values.long()
     return 0.0 - (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values)
 
 
@@ -278,8 +286,8 @@ def _arrange_padded(preds, target, mask, indexes, offsets, items):  # type: igno
         )
     lists = PaddedLists(preds.shape, mask, preds.device, None if indexes is None else indexes.long())
     if mask is not None:
-        preds, target = preds.masked_fill(~mask, 0), target.masked_fill(~mask, 0)
-        items = {k: v if v is None else v.masked_fill(~mask, 0) for k, v in items.items()}
+        preds, target = preds.masked_fill(mask.logical_not(), 0), target.masked_fill(mask.logical_not(), 0)
+        items = {k: v if v is None else v.masked_fill(mask.logical_not(), 0) for k, v in items.items()}
     return lists, preds, target, items
 
 

@@ -78,7 +78,7 @@ class Judged:
         # The items of grade v or more fill the first ranks, so that each level adds the step of its gain to all of them.
         device, dtype = self._grade.device, sum_dtype(self._grade.device)
         levels = torch.arange(int(self.top_grade().max()) + 1, dtype=dtype, device=device)
-        top = self.top_grade().to(dtype)[:, None] if scaled else None
+        top = self.top_grade().to(dtype).unsqueeze(1) if scaled else None
         gains = gains_of(levels, gain, top).expand(self._lists.num_queries, -1)
         steps = torch.cat([gains[:, :1], gains.diff(dim=1)], dim=1)
         at_least = [self._lists.lengths, *(self.num_relevant(level) for level in range(1, len(levels)))]
@@ -148,9 +148,9 @@ class Ranking:
         if top_k >= self.grade.shape[-1]:
             return self
         if top_k not in self._heads:
-            known = None if self.known is None else self.known[:, :top_k]
+            known = None if self.known is None else self.known.narrow(1, 0, top_k)
             self._heads[top_k] = Ranking(
-                self.lists.head(top_k), self.grade[:, :top_k], known, self.length, None, self.judged, self.invalid
+                self.lists.head(top_k), self.grade.narrow(1, 0, top_k), known, self.length, None, self.judged, self.invalid
             )
         return self._heads[top_k]
 
@@ -167,10 +167,10 @@ class Ranking:
         # Sums by tie, not differences of a running sum: 2^128 in one query would swallow the gains of the next.
         tie = self._tied[0]
         if tie.ndim == 2:
-            tie = tie + tie.shape[1] * torch.arange(tie.shape[0], device=tie.device)[:, None]
+            tie = tie + tie.shape[1] * torch.arange(tie.shape[0], device=tie.device).unsqueeze(1)
         tie = tie.flatten()
         total = torch.zeros_like(values).flatten().index_add(0, tie, values.flatten())
-        return total[tie].view_as(values) / self.tie_size()
+        return total.index_select(0, tie).view_as(values) / self.tie_size()
 
     def gain(self, gain: Gain, *, scaled: bool = False) -> Tensor:
         """At each rank the mean gain of the items tied there; ``scaled``: exp2 gains over 2^(largest grade of the query)."""
@@ -250,11 +250,12 @@ class Ranking:
         reach = torch.exp((self.lists.cumsum(passing) - passing).gather(-1, first))
         longest = size.shape[-1] if isinstance(self.lists, PaddedLists) and not values_are_free(size) else int(size.max())
         if top_k is not None and isinstance(self.lists, PaddedLists):
-            first, last, size, place = (x[:, :top_k] for x in (first, last, size, place))
+            width = min(top_k, size.shape[-1])
+            first, last, size, place = (x.narrow(1, 0, width) for x in (first, last, size, place))
         # passed[j]: the probability to pass the first j tied items, over all their orders: the elementary symmetric
         # polynomials of the single probabilities over the binomials, built up item by item.
         number = place + 1
-        passed = torch.zeros_like(satisfied[..., : size.shape[-1]])
+        passed = torch.zeros_like(satisfied.narrow(-1, 0, size.shape[-1]))
         for step in range(longest):
             item = 1 - satisfied.gather(-1, (first + step).minimum(last))
             grown = ((step + 1 - number) * passed + number * item * self._passed_before(passed, place)) / (step + 1)
@@ -346,7 +347,7 @@ def rank(
     if ties == "average":
         same = lists.ties_with_above(key)
         if not values_are_free(preds) or same.any():
-            tied = _tie_bounds(~same)
+            tied = _tie_bounds(same.logical_not())
     # Memory traffic is what metrics cost beside the sort.
     is_short = tied is None and isinstance(lists, PaddedLists) and preds.shape[-1] < 2**20
     dtype = value_dtype(preds) if is_short else sum_dtype(preds.device)
@@ -364,7 +365,7 @@ def rank(
     length = lists.lengths
     lists = lists.sorted()
     if tied is None and depth is not None and isinstance(lists, PaddedLists) and depth < order.shape[-1]:
-        lists, order = lists.head(depth), order[:, :depth]
+        lists, order = lists.head(depth), order.narrow(1, 0, depth)
     known = None if known is None else known.gather(-1, order)
     all_judged = Judged(*judged_items, depth, whole=whole)
     return Ranking(lists, grade.gather(-1, order), known, length, tied, all_judged, invalid)
@@ -416,7 +417,9 @@ def _order(lists: Lists, preds: Tensor, target: Tensor, ties: str) -> tuple[Tens
 def _tie_bounds(new: Tensor) -> tuple[Tensor, Tensor]:
     """First and last index, on the last axis, of the tied items at each rank."""
     index = torch.arange(new.shape[-1], device=new.device).expand(new.shape)
+    if new.shape[-1] == 0:
+        return index, index
     first = torch.where(new, index, 0).cummax(-1).values
-    closes = torch.cat([new[..., 1:], torch.ones_like(new[..., :1])], dim=-1)
+    closes = torch.cat([new.narrow(-1, 1, new.shape[-1] - 1), torch.ones_like(new.narrow(-1, 0, 1))], dim=-1)
     last = torch.where(closes, index, new.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
     return first, last

@@ -1,7 +1,7 @@
 """On the device ``meta``, which has shapes and no values: no CPU tensor and no wait for the device is hidden anywhere.
 
 What passes here does not wait for a GPU: a look at a value (``item``, ``if tensor``, a boolean index) raises on ``meta``.
-FakeTensorMode with ``device="cuda"`` would do the same, but needs a PyTorch that is built with CUDA.
+Unlike fake CUDA tensors (``test_fake_cuda.py``) it also takes gradients and modules without a PyTorch that is built with CUDA.
 """
 
 from __future__ import annotations
