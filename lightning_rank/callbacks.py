@@ -319,10 +319,15 @@ class PredictionWriterMixin:
 
     def on_predict_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._scored = []
+        dataset = getattr(trainer.predict_dataloaders, "dataset", None)
+        if (self.run is not None or self.scores is not None) and not isinstance(dataset, RankingDataset):
+            raise TypeError(f"PredictionWriter needs one dataloader of a RankingDataset, got {type(dataset).__name__}.")
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        if self.run is None and self.scores is None:
+            return
         offsets = trainer.predict_dataloaders.dataset.offsets[outputs["query"].cpu()]
         mask = outputs["mask"].cpu()
         items = offsets[:, None] + torch.arange(mask.shape[1])
@@ -338,8 +343,6 @@ class PredictionWriterMixin:
         if not trainer.is_global_zero:
             return
         dataset = trainer.predict_dataloaders.dataset
-        if not isinstance(dataset, RankingDataset):
-            raise TypeError(f"PredictionWriter needs the data to be a RankingDataset, got {type(dataset).__name__}.")
         scores = torch.full((len(dataset.grades),), torch.nan)
         for items, values in (pair for part in parts for pair in part):
             scores[items] = values

@@ -50,9 +50,9 @@ class RankingLoss(nn.Module):
                 RankingLoss.__init__(self, **{name: options[name] for name in sorted(unknown)})  # raises, and says why
             RankingLoss.__init__(**signature.bind(self, *args, **options).arguments)
 
-        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        __init__.__signature__ = signature  # type: ignore[attr-defined]  # functions take any
         __init__.__doc__ = RankingLoss.__doc__
-        cls.__init__ = __init__  # type: ignore[method-assign]
+        cls.__init__ = __init__  # type: ignore[method-assign]  # made for this class
 
     def forward(
         self,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class _Sums(NamedTuple):
     """The constant state: of each metric a sum (or extreme) of values, their squares, queries that count and queries without a
-    value; queries with a NaN score and updates with float64 scores."""
+    value; queries with an invalid score or grade and updates with float64 scores."""
 
     value: Tensor
     squares: Tensor
@@ -39,7 +39,7 @@ _REDUCTION = {"mean": ("sum", 0.0), "min": ("min", float("inf")), "max": ("max",
 class _Streaming(Metric):
     """State and arithmetic of several metrics over one stream of queries.
 
-    Whole queries need a sum and two counts per metric. Ids need a row per query, and queries that may be spread over updates
+    Whole queries need two sums and two counts per metric. Ids need a row per query, and queries that may be spread over updates
     their items. Everything is merged when computed, so that neither batches nor processes change a value.
     """
 
@@ -75,15 +75,13 @@ class _Streaming(Metric):
         self.register_buffer("_fill", torch.tensor([float(a == "pos") for a in actions]).double(), persistent=False)
         self.register_buffer("_counts_empty", torch.tensor([a != "skip" for a in actions]), persistent=False)
 
-        reduction, start = (
-            _REDUCTION.get(self.aggregation, ("sum", 0.0)) if isinstance(self.aggregation, str) else ("sum", 0.0)
-        )
+        reduction, start = _REDUCTION.get(self.aggregation, ("sum", 0.0))
         k = len(entries)
         self.add_state("value", torch.full((k,), start, dtype=torch.float64), dist_reduce_fx=reduction)
         self.add_state("squares", torch.zeros(k, dtype=torch.float64), dist_reduce_fx="sum")
         # Of each metric: queries that count, queries without a value.
         self.add_state("counts", torch.zeros(2, k, dtype=torch.int64), dist_reduce_fx="sum")
-        # Queries with a NaN score, updates with float64 scores.
+        # Queries with an invalid score or grade, updates with float64 scores.
         self.add_state("seen", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
         # A row per query with an id, and per query without where rows must be kept; columns as `_rows` makes them.
         self.add_state("query_ids", [], dist_reduce_fx="cat")
@@ -418,9 +416,9 @@ class RankingMetric(_Streaming):
         def __init__(self: RankingMetric, top_k: int | None = None, **options: Any) -> None:
             RankingMetric.__init__(self, top_k, **options)
 
-        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        __init__.__signature__ = signature  # type: ignore[attr-defined]  # functions take any
         __init__.__doc__ = RankingMetric.__doc__
-        cls.__init__ = __init__  # type: ignore[method-assign]
+        cls.__init__ = __init__  # type: ignore[method-assign]  # made for this class
 
     def compute(self) -> Tensor:
         """The value over all queries so far, in all processes: a scalar, float64 if any score was, else float32."""

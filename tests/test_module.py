@@ -19,7 +19,7 @@ from lightning_rank.pytorch_lightning import (
     RankingMonitor,
     SyntheticDataModule,
 )
-from tests.lightning_cases import trainer
+from tests.lightning_cases import Ranker, loader, trainer
 
 
 def synthetic(**options: object) -> SyntheticDataModule:
@@ -245,3 +245,9 @@ def test_a_folder_without_the_usual_names_says_what_it_holds(tmp_path):
         LetorDataModule(str(tmp_path)).setup("fit")
     with pytest.raises(FileNotFoundError, match="`root` must be a folder"):
         LetorDataModule(str(tmp_path / "nowhere"))
+
+
+def test_predictions_of_other_data_are_refused_before_anything_is_scored(tmp_path):
+    writer = PredictionWriter(scores=str(tmp_path / "scores.txt"))
+    with pytest.raises(TypeError, match="needs one dataloader of a RankingDataset, got TensorDataset"):
+        trainer(writer).predict(Ranker(), loader())

@@ -204,7 +204,7 @@ def on_lists(spec: LossSpec) -> Callable[..., Tensor]:
     shared = inspect.signature(loss)
     parameters = [p for p in shared.parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters[5:5] = options_of(spec.function)
-    loss.__signature__ = shared.replace(parameters=parameters)  # type: ignore[attr-defined]
+    loss.__signature__ = shared.replace(parameters=parameters)  # type: ignore[attr-defined]  # functions take any
     loss.__name__ = loss.__qualname__ = f"{spec.function.__name__}_loss"
     loss.__module__ = "lightning_rank.functional"  # where pickle finds it
     own_doc = inspect.cleandoc(spec.function.__doc__ or "")

@@ -438,7 +438,7 @@ def on_lists(spec: MetricSpec) -> Callable[..., Tensor]:
     shared = inspect.signature(metric)
     hidden = {"options"} if spec.takes_top_k else {"options", "top_k"}
     parameters = [p for p in shared.parameters.values() if p.name not in hidden]
-    metric.__signature__ = shared.replace(parameters=parameters + options_of(spec.function))  # type: ignore[attr-defined]
+    metric.__signature__ = shared.replace(parameters=parameters + options_of(spec.function))  # type: ignore[attr-defined]  # functions take any
     metric.__name__ = metric.__qualname__ = spec.function.__name__
     metric.__module__ = "lightning_rank.functional"
     own_doc = inspect.cleandoc(spec.function.__doc__ or "")
