@@ -1,7 +1,7 @@
-"""One function per loss: from laid-out scores and grades to one value per query. The table at the foot lists them all.
+"""The table of losses, and their public form: scores and grades in any layout -> the reduced value.
 
-A loss returns its value and, for each query, whether it carries signal. A query without (no relevant item) has value 0 and
-gradient 0, and is not counted in a mean.
+A loss is a function from a ``Batch`` to the value of each query and, for each, whether it carries signal. A query without (no
+relevant item) has value 0 and gradient 0, and is not counted in a mean.
 """
 
 from __future__ import annotations
@@ -15,106 +15,21 @@ import torch
 from torch import Tensor
 
 from lightning_rank.conventions import (
-    Gain,
     check_choice,
     check_gain,
     check_number,
     check_top_k,
-    discount,
-    gains_of,
     options_of,
     unknown,
     value_dtype,
     values_are_free,
 )
-from lightning_rank.lists import Lists, arrange, check_grades, check_scores
+from lightning_rank.functional.approximate import approx_ndcg
+from lightning_rank.functional.batch import Batch
+from lightning_rank.functional.listwise import listnet, softmax
+from lightning_rank.lists import arrange, check_grades, check_scores
 
 REDUCTIONS = ("mean", "sum", "none")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a loss is computed from.
-
-    Attributes:
-        lists: the layout.
-        score: scores of the items, float32 or float64.
-        grade: grades >= 0 of the same dtype.
-        weight: item weights of the same dtype, or None.
-    """
-
-    lists: Lists
-    score: Tensor
-    grade: Tensor
-    weight: Tensor | None
-
-    def gains(self, gain: Gain, *, scaled: bool) -> Tensor:
-        """Weighted gains of the items, 0 in padding; ``scaled``: the exp2 gains of a query over 2^top grade."""
-        top = self.lists.spread(self.lists.max(self.grade.detach()).clamp(min=0)) if scaled else None
-        gains = gains_of(self.grade, gain, top) * self.lists.valid
-        return gains if self.weight is None else gains * self.weight
-
-    def log_softmax(self, values: Tensor) -> Tensor:
-        """Logarithm of the softmax of an item value within each query."""
-        lists = self.lists
-        highest = lists.max(values.detach())
-        shifted = values - lists.spread(torch.where(highest > -torch.inf, highest, 0.0))
-        total = lists.sum(torch.where(lists.valid, shifted.exp(), 0.0))
-        return shifted - lists.spread(torch.log(torch.where(total > 0, total, 1.0)))
-
-
-def approx_ndcg(
-    batch: Batch, *, top_k: int | None = None, gain: Gain = "exp2", temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """1 - NDCG with smooth ranks: 1 + the sum over the other items of sigmoid((their score - the item's) / temperature).
-
-    A small temperature is closer to NDCG and has smaller gradients where scores lie far apart. Under ``top_k`` an item
-    counts by sigmoid(top_k + 1/2 - rank), so that one below the cutoff is still pulled in; the value may then fall below 0.
-    All pairs of a query are laid out: O(items^2) memory; on a device, flat lists cost one wait, for the longest one.
-
-    Source: Qin, Liu and Li, "A general approximation framework for direct optimization of information retrieval measures",
-    Information Retrieval 2010; Bruch et al., "Revisiting approximate metric optimization in the age of deep neural networks",
-    SIGIR 2019.
-    """
-    lists = batch.lists
-    score, gains = lists.pad(batch.score), lists.pad(batch.gains(gain, scaled=True))
-    item = lists.pad(torch.ones_like(batch.score) * lists.valid)
-    beats = torch.sigmoid((score.unsqueeze(1) - score.unsqueeze(2)) / temperature)
-    # The item itself adds sigmoid(0) = 1/2 to its sum.
-    soft_rank = (beats * item.unsqueeze(1)).sum(-1) + 0.5
-    discounted = gains * discount(soft_rank)
-    ideal = torch.sort(gains, dim=-1, descending=True).values
-    ideal = ideal * discount(torch.arange(1, gains.shape[-1] + 1, device=gains.device, dtype=gains.dtype))
-    if top_k is not None:
-        cut = torch.sigmoid(top_k + 0.5 - soft_rank)
-        discounted = discounted * torch.where(lists.lengths.unsqueeze(1) <= top_k, 1.0, cut)
-        ideal = ideal.narrow(1, 0, min(top_k, ideal.shape[1]))
-    best = ideal.sum(-1)
-    signal = best > 0
-    value = 1 - discounted.sum(-1) / torch.where(signal, best, 1.0)
-    return value, signal
-
-
-def softmax(batch: Batch, *, gain: Gain = "linear") -> tuple[Tensor, Tensor]:
-    """Cross-entropy between the gains and the softmax of the scores: - sum of gain * log softmax(score).
-
-    Source: Bruch et al., "An analysis of the softmax cost function for learning to rank", ICTIR 2019.
-    """
-    gains = batch.gains(gain, scaled=False)
-    value = -batch.lists.sum(torch.where(gains != 0, gains * batch.log_softmax(batch.score), 0.0))
-    return value, batch.lists.sum(gains) > 0
-
-
-def listnet(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Cross-entropy between the softmax of the grades and the softmax of the scores (top-one probabilities).
-
-    Source: Cao et al., "Learning to rank: from pairwise approach to listwise approach", ICML 2007.
-    """
-    wanted = batch.log_softmax(batch.grade).exp() * batch.lists.valid
-    if batch.weight is not None:
-        wanted = wanted * batch.weight
-    value = -batch.lists.sum(torch.where(wanted != 0, wanted * batch.log_softmax(batch.score), 0.0))
-    return value, batch.lists.max(batch.grade) > 0
 
 
 @dataclass(frozen=True)
