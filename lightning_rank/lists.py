@@ -7,10 +7,16 @@ operations (sums and running sums per query, ordering within a query) are all th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_rank.conventions import values_are_free
+
+# From this many times the depth on, finding the first items of a list beats sorting all of it.
+MUCH_LONGER = 16
 
 
 class Lists:
@@ -36,19 +42,29 @@ class Lists:
         """Sum of an item value over each query -> ``[Q]``."""
         raise NotImplementedError
 
+    def count(self, flags: Tensor) -> Tensor:
+        """How many are True in each query -> ``[Q]`` int64."""
+        raise NotImplementedError
+
     def max(self, values: Tensor) -> Tensor:
-        """Largest value of each query -> ``[Q]``; -inf for a query without items."""
+        """Largest value of each query -> ``[Q]``; -inf, or the smallest there is, for a query without items."""
         raise NotImplementedError
 
     def cumsum(self, values: Tensor) -> Tensor:
         """Running sum that starts anew at each query."""
         raise NotImplementedError
 
-    def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
+    def order(self, values: Tensor, *, stable: bool = False, depth: int | None = None) -> tuple[Tensor, Tensor]:
         """Put each query's items in descending order, padding last.
 
+        Args:
+            stable: equal values keep their order.
+            depth: how many items of each query are asked for, so that the rest may be left out; with them come all that are
+                equal to the last of them.
+
         Returns:
-            Indices on the last axis, and keys in that order, which are equal where the values are.
+            Indices on the last axis, and keys in that order, which are equal where the values are. Of padded lists possibly
+            the first columns only.
         """
         raise NotImplementedError
 
@@ -58,6 +74,19 @@ class Lists:
 
     def sorted(self) -> Lists:
         """The layout of the items after an ``order`` was applied."""
+        raise NotImplementedError
+
+    @property
+    def starts(self) -> Tensor:
+        """``[Q]`` index of the first item of each query, in the flattened items."""
+        raise NotImplementedError
+
+    def query_of(self, item: Tensor) -> Tensor:
+        """The query of each of some indices in the flattened items."""
+        raise NotImplementedError
+
+    def head(self, reach: Tensor) -> tuple[Lists, Callable[[Tensor], Tensor]]:
+        """The first ``reach`` items, ``[Q]``, or some more, where looking at a value is free; and what takes them of values."""
         raise NotImplementedError
 
     def pad(self, values: Tensor) -> Tensor:
@@ -89,26 +118,45 @@ class PaddedLists(Lists):
     def sum(self, values: Tensor) -> Tensor:
         return values.sum(-1)
 
+    def count(self, flags: Tensor) -> Tensor:
+        if flags.shape[-1] >= 1024 and values_are_free(flags):
+            # Several times as fast as a sum of bool.
+            return torch.from_numpy(np.count_nonzero(flags.numpy(), axis=-1))
+        return flags.sum(-1)
+
     def max(self, values: Tensor) -> Tensor:
+        least = (
+            -torch.inf
+            if values.is_floating_point()
+            else False
+            if values.dtype == torch.bool
+            else torch.iinfo(values.dtype).min
+        )
         if self.shape[1] == 0:
-            return values.new_full((self.num_queries,), -torch.inf)
-        return (values if self.mask is None else values.masked_fill(self.mask.logical_not(), -torch.inf)).amax(-1)
+            return values.new_full((self.num_queries,), least)
+        return (values if self.mask is None else values.masked_fill(self.mask.logical_not(), least)).amax(-1)
 
     def cumsum(self, values: Tensor) -> Tensor:
         return values.cumsum(-1)
 
-    def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
+    def order(self, values: Tensor, *, stable: bool = False, depth: int | None = None) -> tuple[Tensor, Tensor]:
+        if depth is None or stable or depth * MUCH_LONGER >= values.shape[-1] or not values_are_free(values):
+            depth = None
+        if depth and self.mask is None and (first := _first(values, depth, largest=True)):
+            return first
         key = _descending(values)
         if self.mask is not None:
             # NaN sorts behind everything, so padding ends up behind an item whose score is -inf.
             last = torch.nan if key.is_floating_point() else torch.iinfo(key.dtype).max
             key = key.masked_fill(self.mask.logical_not(), last)
-        if key.dtype == torch.float32 and values_are_free(key):
-            return self._order_on_cpu(key)
-        key, order = torch.sort(key, dim=-1, stable=stable)
-        return order, key
-
-    def _order_on_cpu(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        if not values_are_free(key):
+            key, order = torch.sort(key, dim=-1, stable=stable)
+            return order, key
+        if depth and self.mask is not None and (first := _first(key, depth, largest=False)):
+            return first
+        if key.dtype != torch.float32:
+            key, order = torch.sort(key, dim=-1, stable=stable)
+            return order, key
         # NumPy sorts integers with vector instructions, several times as fast as torch.sort: so the key goes into the upper
         # half of an int64 and the position into the lower, which also makes it stable. In place, since memory is what costs.
         packed = _as_integers(key).long().bitwise_left_shift_(32).bitwise_or_(self.position)
@@ -124,10 +172,23 @@ class PaddedLists(Lists):
             return self
         return PaddedLists(self.shape, self.position < self.spread(self.lengths), self.mask.device, self.ids)
 
-    def head(self, depth: int) -> PaddedLists:
-        """The layout of the first ``depth`` columns; lengths are cut too."""
-        mask = None if self.mask is None else self.mask.narrow(1, 0, depth)
-        return PaddedLists(torch.Size((self.shape[0], depth)), mask, self.lengths.device, self.ids)
+    def columns(self, number: int) -> PaddedLists:
+        """The layout of the first columns; lengths are cut too."""
+        if number >= self.shape[1]:
+            return self
+        mask = None if self.mask is None else self.mask.narrow(1, 0, number)
+        return PaddedLists(torch.Size((self.shape[0], number)), mask, self.lengths.device, self.ids)
+
+    @property
+    def starts(self) -> Tensor:
+        return torch.arange(self.num_queries, device=self.lengths.device) * self.shape[1]
+
+    def query_of(self, item: Tensor) -> Tensor:
+        return item // max(self.shape[1], 1)
+
+    def head(self, reach: Tensor) -> tuple[Lists, Callable[[Tensor], Tensor]]:
+        number = min(max(int(reach.max()), 1), self.shape[1]) if self.num_queries else self.shape[1]
+        return self.columns(number), lambda values: values.narrow(-1, 0, number)
 
     def pad(self, values: Tensor) -> Tensor:
         return values if self.mask is None else values.masked_fill(self.mask.logical_not(), 0)
@@ -146,7 +207,7 @@ class JaggedLists(Lists):
         self.lengths = offsets.diff()
         queries = torch.arange(self.num_queries, device=offsets.device)
         self.query = torch.repeat_interleave(queries, self.lengths, output_size=num_items)
-        self.position = torch.arange(num_items, device=offsets.device) - self.spread(offsets.narrow(0, 0, self.num_queries))
+        self.position = torch.arange(num_items, device=offsets.device) - self.spread(self.starts)
 
     def spread(self, per_query: Tensor) -> Tensor:
         return per_query.index_select(0, self.query)
@@ -159,15 +220,19 @@ class JaggedLists(Lists):
     def sum(self, values: Tensor) -> Tensor:
         return self._reduce(values, "sum", 0).to(torch.int64 if values.dtype == torch.bool else values.dtype)
 
+    def count(self, flags: Tensor) -> Tensor:
+        # Whole numbers: a running sum is exact.
+        running = torch.cat([self.offsets.new_zeros(1), flags.expand(self.num_items).cumsum(0)])
+        return running.index_select(0, self.offsets).diff()
+
     def max(self, values: Tensor) -> Tensor:
         return self._reduce(values, "max", -torch.inf)
 
     def cumsum(self, values: Tensor) -> Tensor:
         running = values.cumsum(0)
-        starts = self.offsets.narrow(0, 0, self.num_queries)
-        return running - self.spread(torch.cat([running.new_zeros(1), running]).index_select(0, starts))
+        return running - self.spread(torch.cat([running.new_zeros(1), running]).index_select(0, self.starts))
 
-    def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
+    def order(self, values: Tensor, *, stable: bool = False, depth: int | None = None) -> tuple[Tensor, Tensor]:
         key = _descending(values)
         if key.dtype != torch.float32:
             by_value = torch.sort(key, stable=stable).indices
@@ -183,6 +248,27 @@ class JaggedLists(Lists):
 
     def sorted(self) -> JaggedLists:
         return self
+
+    @property
+    def starts(self) -> Tensor:
+        return self.offsets.narrow(0, 0, self.num_queries)
+
+    def query_of(self, item: Tensor) -> Tensor:
+        return self.query.index_select(0, item)
+
+    def head(self, reach: Tensor) -> tuple[Lists, Callable[[Tensor], Tensor]]:
+        reach = torch.minimum(reach, self.lengths)
+        longest, total = (int(reach.max()), int(reach.sum())) if self.num_queries else (0, 0)
+        if self.num_queries * longest <= 2 * total:
+            # Padding costs less than an index per item, unless it costs memory.
+            columns = torch.arange(longest, device=reach.device)
+            mask = columns < reach.unsqueeze(1)
+            item = torch.where(mask, self.starts.unsqueeze(1) + columns, 0)
+            padded = PaddedLists(mask.shape, mask, reach.device, self.ids)
+            return padded, lambda values: values[item] * mask
+        short = JaggedLists(torch.cat([reach.new_zeros(1), reach.cumsum(0)]), total, self.ids)
+        item = short.spread(self.starts) + short.position
+        return short, lambda values: values[item]
 
     def pad(self, values: Tensor) -> Tensor:
         longest = int(self.lengths.max()) if self.num_queries else 0
@@ -200,6 +286,19 @@ def _equals_previous(key: Tensor) -> Tensor:
         return torch.zeros_like(key, dtype=torch.bool)
     previous, this = key.narrow(-1, 0, key.shape[-1] - 1), key.narrow(-1, 1, key.shape[-1] - 1)
     return torch.cat([torch.zeros_like(key.narrow(-1, 0, 1), dtype=torch.bool), this == previous], dim=-1)
+
+
+def _first(key: Tensor, depth: int, *, largest: bool) -> tuple[Tensor, Tensor] | None:
+    """Positions and keys of the ``depth`` first of each row and all equal to the last of them; None: too many are equal."""
+    first, order = torch.topk(key, depth + 1, dim=-1, largest=largest)
+    last, beyond = first[:, depth - 1], first[:, depth]
+    if (split := last == beyond).any():
+        key_, last_ = key[split], last[split].unsqueeze(1)
+        depth = int((key_ >= last_ if largest else key_ <= last_).sum(-1).max())
+        if depth * MUCH_LONGER >= key.shape[-1]:
+            return None
+        first, order = torch.topk(key, depth, dim=-1, largest=largest)
+    return order[:, :depth], first[:, :depth]
 
 
 def _descending(values: Tensor) -> Tensor:

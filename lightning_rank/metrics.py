@@ -5,22 +5,19 @@ from __future__ import annotations
 import inspect
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_rank.conventions import check_number, options_of, sum_dtype, values_are_free
-from lightning_rank.functional.entries import SHARED_OPTIONS, Entry, resolve, shared_options
+from lightning_rank.functional.entries import SHARED_OPTIONS, Entry, resolve, shared_options, values_of
 from lightning_rank.functional.metrics import METRICS, MetricSpec, parse_name
 from lightning_rank.functional.ranking import Ranking, check_judgements, rank
 from lightning_rank.functional.uncertainty import Interval, interval_of_mean
 from lightning_rank.lists import arrange, check_grades, check_scores
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class _Sums(NamedTuple):
@@ -184,28 +181,32 @@ class _Streaming(Metric):
 
     def _rows(self, ranking: Ranking) -> Tensor:
         """``[query, metric + 2]``: values, NaN where undefined; whether there is a query; whether a score or grade is invalid."""
-        values = [entry.values(ranking) for entry in self.entries]
+        values = values_of(self.entries, ranking)
         invalid = torch.zeros_like(ranking.is_query) if ranking.invalid is None else ranking.invalid
-        return torch.stack([*values, ranking.is_query.to(values[0]), invalid.to(values[0])], dim=1)
+        # In memory metric by metric: that is how they come, and how they are summed.
+        return torch.stack([*values, ranking.is_query.to(values[0]), invalid.to(values[0])]).t()
 
     def _with(self, rows: Tensor) -> _Sums:
         """The constant state with some queries added."""
         values, invalid = rows[:, :-2], rows[:, -1:] > 0
         usable = (rows[:, -2:-1] > 0) & ~invalid
-        empty = values.isnan() & usable
-        counted = usable & (~empty | self._counts_empty)
-        values = torch.where(empty, self._fill.to(values.dtype), values)
-        added = torch.where(counted, values, 0.0)
-        value = self.value
+        empty = values.isnan()
+        num_empty = (empty & usable).to(values.dtype).sum(0)
+        counts = torch.where(self._counts_empty, usable.sum(), usable.sum() - num_empty.long())
+        fill = self._fill.to(values.dtype)
+        known = values.masked_fill(empty | ~usable, 0)
+        value, squares = self.value, self.squares + (known * known).sum(0) + num_empty * fill * fill
         if self.aggregation == "mean":
-            value = value + added.sum(0)
-        elif self.aggregation == "min" and len(rows):
-            value = torch.minimum(value, torch.where(counted, values, torch.inf).amin(0))
-        elif self.aggregation == "max" and len(rows):
-            value = torch.maximum(value, torch.where(counted, values, -torch.inf).amax(0))
-        counts = self.counts + torch.stack([counted.sum(0), empty.sum(0)])
+            value = value + known.sum(0) + num_empty * fill
+        elif self.aggregation in _REDUCTION and len(rows):
+            counted = usable & (~empty | self._counts_empty)
+            values = torch.where(empty, fill, values)
+            if self.aggregation == "min":
+                value = torch.minimum(value, torch.where(counted, values, torch.inf).amin(0))
+            else:
+                value = torch.maximum(value, torch.where(counted, values, -torch.inf).amax(0))
         seen = torch.stack([self.seen[0] + invalid.sum(), self.seen[1]])
-        return _Sums(value, self.squares + added.square().sum(0), counts, seen)
+        return _Sums(value, squares, self.counts + torch.stack([counts, num_empty.long()]), seen)
 
     def _list_states(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """The states that grow: dtype, and shape of a row."""
@@ -280,7 +281,9 @@ class _Streaming(Metric):
                     f"`empty_target_action='error'` was set for {entry.name}. Remove them, or use 'skip', 'neg' or 'pos'."
                 )
         if (counts[0] == 0).any():
-            warnings.warn("No query has a value, so the metric is NaN: " + self._why_none(counts), stacklevel=2)
+            empty = int(counts[1].max())
+            why = f"{empty} queries without a relevant item were skipped." if empty else "there was none."
+            warnings.warn(f"No query has a value, so the metric is NaN: {why}", stacklevel=2)
         if self.aggregation == "mean":
             value = torch.where(counts[0] > 0, value / counts[0].clamp(min=1), torch.nan)
         elif self.aggregation in _REDUCTION:
@@ -289,16 +292,10 @@ class _Streaming(Metric):
             value = torch.stack([self._aggregate(column) for column in self._filled(rows)])
         return value.to(torch.float64 if seen[1] > 0 else torch.float32)
 
-    def _why_none(self, counts: Tensor) -> str:
-        empty = int(counts[1].max())
-        return f"{empty} queries without a relevant item were skipped." if empty else "there was none."
-
     def _filled(self, rows: Tensor) -> list[Tensor]:
         """For each metric the values of the queries that count."""
-        usable = rows[:, -2] > 0
         columns = []
-        for i in range(len(self.entries)):
-            column = rows[usable, i]
+        for i, column in enumerate(rows[rows[:, -2] > 0, :-2].unbind(1)):
             empty = column.isnan()
             columns.append(torch.where(empty, self._fill[i], column)[~empty | self._counts_empty[i]])
         return columns
@@ -345,15 +342,34 @@ class _Streaming(Metric):
             setattr(self, name, [self._joined(name)])
         super()._sync_dist(*args, **kwargs)
 
-    def set_dtype(self, dst_type: str | torch.dtype) -> Self:
-        """Changes nothing: sums are float64 and counts whole numbers, whatever the dtype of the scores."""
-        return self
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> torch.nn.Module:
+        # Sums stay float64 and counts whole numbers, whatever dtype the model around is moved to.
+        def move(state: Tensor) -> Tensor:
+            device = fn(torch.empty(0, dtype=torch.bool, device=state.device)).device
+            if device != state.device:
+                return state.to(device, sum_dtype(device) if state.dtype == torch.float64 else state.dtype)
+            moved = fn(state)
+            return moved if moved.dtype == state.dtype else state
+
+        return super()._apply(move, *args)
+
+    def reset(self) -> None:
+        # Metric.reset empties lists in place, and `Running` holds on to them.
+        self.__dict__.update({name: [] for name in self._list_states()})
+        super().reset()
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        super().merge_state(incoming_state)
+        self._computed = None  # torchmetrics keeps the value from before
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._computed = None
 
     def _copy_state_dict(self) -> dict[str, Tensor | list[Any]]:
         # Tensors in the lists are never changed, so copying them, which `forward` would do at each step, is waste.
-        return {
-            name: list(state) if isinstance(state, list) else state.clone() for name, state in self.metric_state.items()
-        }
+        states = self.metric_state.items()
+        return {name: list(state) if isinstance(state, list) else state.clone() for name, state in states}
 
     def _options_text(self, entry: Entry) -> str:
         options = {**entry.options, "empty_target_action": entry.empty_target_action, "ties": self.ties}
@@ -499,7 +515,9 @@ class RankingMetrics(_Streaming):
             raise ValueError(f"`metrics` must not name one twice, got {', '.join(names)}.")
         if not isinstance(prefix, str):
             raise TypeError(f"`prefix` must be text, got {prefix!r}.")
-        self.__dict__["prefix"] = prefix  # before Metric.__init__, which `repr` may precede
+        ways = {spec.higher_is_better for spec, _ in parsed}
+        # Before Metric.__init__, which `repr` may precede; past its check that a class never changes what is better.
+        self.__dict__.update(prefix=prefix, higher_is_better=ways.pop() if len(ways) == 1 else None)
         super().__init__(parsed, options)
 
     def compute(self) -> dict[str, Tensor]:

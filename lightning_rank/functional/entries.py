@@ -53,6 +53,15 @@ class Entry:
         return self.spec.values(ranking, self.top_k, self.options)
 
 
+def values_of(entries: Sequence[Entry], ranking: Ranking) -> list[Tensor]:
+    """``[Q]`` values of each entry; what entries of one metric share is computed once, down to their largest cutoff."""
+    depths: dict[str, int | None] = {}
+    for entry in entries:
+        depth = depths.setdefault(entry.spec.name, entry.top_k)
+        depths[entry.spec.name] = None if depth is None or entry.top_k is None else max(depth, entry.top_k)
+    return [entry.values(ranking.head(depths[entry.spec.name])) for entry in entries]
+
+
 def resolve(
     metrics: Sequence[tuple[MetricSpec, int | None]], options: Mapping[str, Any]
 ) -> tuple[tuple[Entry, ...], dict[str, Any], dict[str, Any]]:

@@ -41,8 +41,7 @@ def dcg(ranking: Ranking, top_k: int | None = None, *, gain: Gain = "exp2") -> T
     """
     has_value = ranking.judged.top_grade() > 0
     _mark_beyond_table(ranking, gain)
-    ranking = ranking.head(top_k)
-    value = ranking.sum(ranking.gain(gain) * ranking.discount(), top_k)
+    value = ranking.sum(ranking.discounted_gain(gain), top_k)
     return torch.where(has_value, value, torch.nan)
 
 
@@ -57,8 +56,7 @@ def ndcg(ranking: Ranking, top_k: int | None = None, *, gain: Gain = "exp2") -> 
     _mark_beyond_table(ranking, gain)
     best = ranking.judged.ideal_dcg(top_k, gain, scaled=True)
     has_value = (ranking.judged.top_grade() > 0) & (best > 0)
-    ranking = ranking.head(top_k)
-    value = ranking.sum(ranking.gain(gain, scaled=True) * ranking.discount(), top_k)
+    value = ranking.sum(ranking.discounted_gain(gain, scaled=True), top_k)
     return torch.where(has_value, value / torch.where(has_value, best, 1.0), torch.nan)
 
 
@@ -80,21 +78,20 @@ def average_precision(
 
     Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
     """
-    ranking = ranking.head(top_k)
-    total = ranking.num_relevant(min_relevance)
+    total = ranking.judged.num_relevant(min_relevance)
     precisions = ranking.expected_precision(min_relevance)
     if denominator == "hits":
         value = _average_precision_by_hits(ranking, top_k, min_relevance, precisions)
     else:
         divisor = total if denominator == "relevant" or top_k is None else total.clamp(max=top_k)
         value = ranking.sum(precisions, top_k) / divisor.clamp(min=1)
-    return torch.where(total > 0, value, torch.nan)
+    return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
 def _average_precision_by_hits(ranking: Ranking, top_k: int | None, min_relevance: float, precisions: Tensor) -> Tensor:
     """Precisions over the number of hits, which is random where the cutoff splits tied items."""
     chance = ranking.chance(min_relevance)
-    if not ranking.is_tied or top_k is None:
+    if ranking.ties is None or top_k is None:
         hits = ranking.sum(chance, top_k)
         return ranking.sum(precisions, top_k) / hits.round().clamp(min=1)
     lists = ranking.lists
@@ -137,9 +134,9 @@ def reciprocal_rank(ranking: Ranking, top_k: int | None = None, *, min_relevance
 
     Source: Voorhees, "The TREC-8 Question Answering Track Report", 1999.
     """
-    ranking = ranking.head(top_k)
-    value = ranking.sum(ranking.chance_of_first(min_relevance) / ranking.rank, top_k)
-    return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
+    of_first = ranking.once(("reciprocal", min_relevance), lambda: ranking.chance_of_first(min_relevance) / ranking.rank)
+    value = ranking.sum(of_first, top_k)
+    return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
 def precision(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
@@ -150,10 +147,9 @@ def precision(ranking: Ranking, top_k: int | None = None, *, min_relevance: floa
 
     Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
     """
-    ranking = ranking.head(top_k)
     hits = ranking.sum(ranking.chance(min_relevance), top_k)
     value = hits / (ranking.length.clamp(min=1) if top_k is None else top_k)
-    return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
+    return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
 def recall(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
@@ -164,10 +160,9 @@ def recall(ranking: Ranking, top_k: int | None = None, *, min_relevance: float =
 
     Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
     """
-    ranking = ranking.head(top_k)
-    total = ranking.num_relevant(min_relevance)
+    total = ranking.judged.num_relevant(min_relevance)
     value = ranking.sum(ranking.chance(min_relevance), top_k) / total.clamp(min=1)
-    return torch.where(total > 0, value, torch.nan)
+    return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
 def hit_rate(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
@@ -178,9 +173,8 @@ def hit_rate(ranking: Ranking, top_k: int | None = None, *, min_relevance: float
 
     Source: the success measure of trec_eval.
     """
-    ranking = ranking.head(top_k)
     value = ranking.sum(ranking.chance_of_first(min_relevance), top_k).clamp(max=1)
-    return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
+    return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
 def f1(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) -> Tensor:
@@ -191,14 +185,13 @@ def f1(ranking: Ranking, top_k: int | None = None, *, min_relevance: float = 1) 
 
     Source: van Rijsbergen, "Information Retrieval", 2nd edition, 1979.
     """
-    ranking = ranking.head(top_k)
-    total = ranking.num_relevant(min_relevance)
+    total = ranking.judged.num_relevant(min_relevance)
     value = (
         2
         * ranking.sum(ranking.chance(min_relevance), top_k)
         / ((ranking.length if top_k is None else top_k) + total).clamp(min=1)
     )
-    return torch.where(total > 0, value, torch.nan)
+    return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
 def r_precision(ranking: Ranking, *, min_relevance: float = 1) -> Tensor:
@@ -209,10 +202,10 @@ def r_precision(ranking: Ranking, *, min_relevance: float = 1) -> Tensor:
 
     Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
     """
-    total = ranking.num_relevant(min_relevance)
+    total = ranking.judged.num_relevant(min_relevance)
     within = ranking.rank <= ranking.lists.spread(total)
     value = ranking.sum(ranking.chance(min_relevance) * within) / total.clamp(min=1)
-    return torch.where(total > 0, value, torch.nan)
+    return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
 def expected_reciprocal_rank(ranking: Ranking, top_k: int | None = None, *, max_grade: float = 4) -> Tensor:
@@ -234,9 +227,12 @@ def expected_reciprocal_rank(ranking: Ranking, top_k: int | None = None, *, max_
     has_value = (top > 0) & (top <= max_grade)
     if not values_are_free(top):
         ranking.mark_beyond(top > max_grade)
-    ranking = ranking.head(top_k)
-    satisfied = torch.exp2(ranking.grade.clamp(max=max_grade) - max_grade) - 2.0**-max_grade
-    value = ranking.sum(ranking.chance_to_stop(satisfied, top_k) / ranking.rank, top_k)
+
+    def stops_over_rank() -> Tensor:
+        satisfied = torch.exp2(ranking.grade.clamp(max=max_grade) - max_grade) - 2.0**-max_grade
+        return ranking.chance_to_stop(satisfied) / ranking.rank
+
+    value = ranking.sum(ranking.once(("stops", max_grade), stops_over_rank), top_k)
     return torch.where(has_value, value, torch.nan)
 
 
@@ -250,10 +246,13 @@ def rank_biased_precision(
 
     Source: Moffat and Zobel, "Rank-biased precision for measurement of retrieval effectiveness", TOIS 2008.
     """
-    ranking = ranking.head(top_k)
-    seen = ((1 - p) * p ** (ranking.rank - 1).to(sum_dtype(ranking.grade.device))).to(ranking.grade.dtype)
-    value = ranking.sum(ranking.chance(min_relevance) * seen, top_k)
-    return torch.where(ranking.num_relevant(min_relevance) > 0, value, torch.nan)
+
+    def seen_chance() -> Tensor:
+        seen = (1 - p) * p ** (ranking.rank - 1).to(sum_dtype(ranking.grade.device))
+        return ranking.chance(min_relevance) * seen.to(ranking.grade.dtype)
+
+    value = ranking.sum(ranking.once(("seen", p, min_relevance), seen_chance), top_k)
+    return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
 def bpref(ranking: Ranking, *, min_relevance: float = 1) -> Tensor:
@@ -273,7 +272,7 @@ def bpref(ranking: Ranking, *, min_relevance: float = 1) -> Tensor:
     mean_above = (free * above + free * (free - 1) / 2 + (tied + 1 - free) * limit) / (tied + 1)
     penalty = mean_above / lists.spread(torch.minimum(others, total).clamp(min=1))
     value = ranking.sum(ranking.relevant(min_relevance) * (1 - penalty)) / total.clamp(min=1)
-    return torch.where(total > 0, value, torch.nan)
+    return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
 def auc(ranking: Ranking, *, min_relevance: float = 1) -> Tensor:
@@ -301,8 +300,7 @@ def fall_out(ranking: Ranking, top_k: int | None = None, *, min_relevance: float
     Source: van Rijsbergen, "Information Retrieval", 2nd edition, 1979.
     """
     others = ranking.judged.num_other(min_relevance)
-    ranking = ranking.head(top_k)
-    wrong = ranking.mean_of_tied(ranking.other(min_relevance, known=True))
+    wrong = ranking.once(("wrong", min_relevance), lambda: ranking.mean_of_tied(ranking.other(min_relevance, known=True)))
     return torch.where(others > 0, ranking.sum(wrong, top_k) / others.clamp(min=1), torch.nan)
 
 

@@ -10,6 +10,7 @@ plain quantities, and a metric is written once.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,37 +22,49 @@ from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check
 MOST_LEVELS = 16
 
 
+T = TypeVar("T")
+
+
 class Judged:
     """The grades of all judged items of each query, retrieved or not: what an ideal order is made of."""
 
-    def __init__(self, lists: Lists, grade: Tensor, known: Tensor | None, depth: int | None, *, whole: bool) -> None:
-        """``known``: False where nobody judged an item, None if all are judged; ``depth``: the largest cutoff to come, None if
-        there is a metric without; ``whole``: grades are whole numbers."""
-        self._lists, self._grade, self._known, self._depth, self._whole = lists, grade, known, depth, whole
+    def __init__(
+        self, lists: Lists, grade: Tensor, known: Tensor | None, depth: int | None, value_dtype: torch.dtype
+    ) -> None:
+        """``grade``: any dtype, below 0 is 0; ``known``: False where nobody judged an item, None if all are judged; ``depth``:
+        the largest cutoff to come, None if there is a metric without; ``value_dtype``: of gains."""
+        self._lists, self._grade, self._known, self._depth, self.value_dtype = lists, grade, known, depth, value_dtype
         self._memo: dict[Hashable, Tensor] = {}
 
     def num_relevant(self, min_relevance: float) -> Tensor:
         """``[Q]`` items of at least this grade."""
         if min_relevance not in self._memo:
             # Padding has grade 0, and `min_relevance` is above 0.
-            relevant = (self._grade >= min_relevance).to(self._grade.dtype)
-            self._memo[min_relevance] = self._lists.sum(relevant).to(sum_dtype(self._grade.device))
+            relevant = self._lists.count(self._grade >= min_relevance)
+            self._memo[min_relevance] = relevant.to(sum_dtype(self._grade.device))
         return self._memo[min_relevance]
+
+    def has_relevant(self, min_relevance: float) -> Tensor:
+        """``[Q]`` bool."""
+        key = ("has", min_relevance)
+        if key not in self._memo:
+            self._memo[key] = self.num_relevant(min_relevance) > 0
+        return self._memo[key]
 
     def num_other(self, min_relevance: float) -> Tensor:
         """``[Q]`` judged items of a lower grade."""
-        judged = self._lists.lengths if self._known is None else self._lists.sum(self._known)
+        judged = self._lists.lengths if self._known is None else self._lists.count(self._known)
         return judged - self.num_relevant(min_relevance)
 
     def beyond(self, gain: Gain) -> Tensor:
         """``[Q]`` bool: an item has no gain, as its grade is beyond the table."""
-        gains = gains_on(self._lists, self._grade, gain, None)
-        return self._lists.sum(torch.isnan(gains).long()) > 0
+        gains = gains_on(self._lists, self._grade.to(self.value_dtype).clamp(min=0), gain, None)
+        return self._lists.count(torch.isnan(gains)) > 0
 
     def top_grade(self) -> Tensor:
         """``[Q]`` the largest grade; 0 where nothing is judged."""
         if "top" not in self._memo:
-            self._memo["top"] = self._lists.max(self._grade).clamp(min=0)
+            self._memo["top"] = self._lists.max(self._grade).to(self.value_dtype).clamp(min=0)
         return self._memo["top"]
 
     def ideal_dcg(self, top_k: int | None, gain: Gain, scaled: bool) -> Tensor:
@@ -71,7 +84,8 @@ class Judged:
             return False
         if "few levels" not in self._memo:
             few = self.top_grade().max() <= MOST_LEVELS
-            self._memo["few levels"] = few if self._whole or not few else (self._grade == self._grade.floor()).all()
+            whole = not self._grade.is_floating_point()
+            self._memo["few levels"] = few if whole or not few else (self._grade == self._grade.floor()).all()
         return bool(self._memo["few levels"])
 
     def _ideal_dcg_of_levels(self, top_k: int | None, gain: Gain, scaled: bool) -> Tensor:
@@ -81,24 +95,80 @@ class Judged:
         top = self.top_grade().to(dtype).unsqueeze(1) if scaled else None
         gains = gains_of(levels, gain, top).expand(self._lists.num_queries, -1)
         steps = torch.cat([gains[:, :1], gains.diff(dim=1)], dim=1)
-        at_least = [self._lists.lengths, *(self.num_relevant(level) for level in range(1, len(levels)))]
-        reach = torch.stack([count.long() for count in at_least], dim=1)
         longest = int(self._lists.lengths.max())
         depth = longest if top_k is None else min(top_k, longest)
+        at_least: list[Tensor] = []
+        for level in range(len(levels) - 1, 0, -1):
+            # Where the better ones fill all ranks, the others need no count.
+            full = at_least and at_least[0].min() >= depth
+            at_least.insert(0, at_least[0] if full else self.num_relevant(level).long())
+        reach = torch.stack([self._lists.lengths, *at_least], dim=1)
         ranks = torch.arange(1, depth + 1, dtype=dtype, device=device)
         summed = torch.cat([ranks.new_zeros(1), discount(ranks).cumsum(0)])
         return (steps * summed[reach.clamp(max=depth)]).sum(1)
 
     def _sorted(self) -> tuple[Lists, Tensor]:
         """The grades in descending order, at least as many of each query as any cutoff asks for."""
-        lists, grade = self._lists, self._grade
+        lists, grade = self._lists.sorted(), self._grade
         if isinstance(lists, PaddedLists) and self._depth is not None and self._depth < grade.shape[-1]:
-            lists = lists.sorted().head(self._depth)
-            if "sorted" not in self._memo:
-                self._memo["sorted"] = torch.topk(grade, self._depth, dim=-1).values
-        elif "sorted" not in self._memo:
-            self._memo["sorted"] = grade.gather(-1, lists.order(grade)[0])
-        return lists.sorted(), self._memo["sorted"]
+            lists = lists.columns(self._depth)
+        if "sorted" not in self._memo:
+            grade = grade.to(self.value_dtype).clamp(min=0)
+            if isinstance(lists, PaddedLists) and lists.shape[1] < grade.shape[-1]:
+                self._memo["sorted"] = torch.topk(grade, lists.shape[1], dim=-1).values
+            else:
+                self._memo["sorted"] = grade.gather(-1, self._lists.order(grade)[0])
+        return lists, self._memo["sorted"]
+
+
+class Ties:
+    """The items that share their score with another of their query: runs of tied items in rank order.
+
+    Attributes:
+        at: ``[T]`` index of each in the flattened items; None where looking is not free: then every item is here, tied or not.
+        run: ``[T]`` number of the run that an item belongs to, below ``num_runs``.
+        first: ``[T]`` index, in the flattened items, of the first item of that run.
+        size: ``[T]`` items in the run.
+        place: ``[T]`` 0-based place of the item in it.
+    """
+
+    def __init__(self, at: Tensor | None, run: Tensor, num_runs: int, first: Tensor, size: Tensor, place: Tensor) -> None:
+        self.at, self.run, self.num_runs, self.first, self.size, self.place = at, run, num_runs, first, size, place
+
+    def of(self, values: Tensor) -> Tensor:
+        """``[T]`` the values of the tied items."""
+        values = values.flatten()
+        return values if self.at is None else values.index_select(0, self.at)
+
+    def at_first(self, values: Tensor) -> Tensor:
+        """``[T]`` the values of the first item of each one's run."""
+        return values.flatten().index_select(0, self.first)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """``[T]`` the mean of an item value over the run of each."""
+        # Sums by run, not differences of a running sum: 2^128 in one query would swallow the gains of the next.
+        own = self.of(values).to(self.size.dtype)
+        total = own.new_zeros(self.num_runs).index_add(0, self.run, own)
+        return total.index_select(0, self.run) / self.size
+
+    def put(self, values: Tensor, of_tied: Tensor) -> Tensor:
+        """The values of all items, with those of the tied ones replaced."""
+        of_tied = of_tied.to(values.dtype)
+        if self.at is None:
+            return of_tied.view_as(values)
+        return values.flatten().index_copy(0, self.at, of_tied).view_as(values)
+
+    def in_layout(self, old: Lists, new: Lists, reach: Tensor) -> Ties | None:
+        """The same where only the first ``reach`` items of each query are left, which split no run; None: nothing is tied."""
+        at, first = self.at, self.first
+        assert at is not None
+        query = old.query_of(first)
+        start = old.starts[query]
+        keep = (first - start < reach[query]).nonzero()[:, 0]
+        if not len(keep):
+            return None
+        moved = (new.starts[query] - start)[keep]
+        return Ties(at[keep] + moved, self.run[keep], self.num_runs, first[keep] + moved, self.size[keep], self.place[keep])
 
 
 class Ranking:
@@ -106,12 +176,14 @@ class Ranking:
 
     Attributes:
         lists: the layout of the ranked items, possibly only the first ones of each query.
-        grade: grades in rank order, >= 0; 0 in padding. float64, but float32 for float32 scores without ties, whose values
-            need no more.
-        rank: 1-based ranks, broadcastable to ``grade``.
+        grade: grades in rank order, >= 0; 0 in padding. float64, but float32 for float32 scores in rows, whose values need no
+            more.
+        rank: 1-based ranks, of its dtype, broadcastable to ``grade``.
         known: bool in rank order, False where nobody judged an item; None if all are judged.
         length: ``[Q]`` retrieved items of each query, also where ``grade`` holds only the first ones.
+        ties: what is tied; None: every item has a rank of its own.
         judged: all judged items.
+        depth: the largest cutoff that this serves; None: the whole list.
         invalid: ``[Q]`` bool, a score or grade is NaN or beyond the scale; None where that was already an error.
     """
 
@@ -121,18 +193,18 @@ class Ranking:
         grade: Tensor,
         known: Tensor | None,
         length: Tensor,
-        tied: tuple[Tensor, Tensor] | None,
+        ties: Ties | None,
         judged: Judged,
+        depth: int | None,
         invalid: Tensor | None,
     ) -> None:
-        self.lists, self.grade, self.known, self.length = lists, grade, known, length
-        self.judged, self.invalid = judged, invalid
-        self.rank = lists.position + 1
-        self._tied = tied
-        self._heads: dict[int, Ranking] = {}
-        self._memo: dict[Hashable, Tensor] = {}
+        self.lists, self.grade, self.known, self.length, self.ties = lists, grade, known, length, ties
+        self.judged, self.depth, self.invalid = judged, depth, invalid
+        self.rank = (lists.position + 1).to(grade.dtype)
+        self._memo: dict[Hashable, Any] = {}
 
-    def _once(self, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """What is computed the first time only: several metrics and cutoffs share it."""
         if key not in self._memo:
             self._memo[key] = compute()
         return self._memo[key]
@@ -142,65 +214,69 @@ class Ranking:
         self.invalid = bad if self.invalid is None else self.invalid | bad
 
     def head(self, top_k: int | None) -> Ranking:
-        """The first ``top_k`` ranks as a ranking of their own where no tie can cross the cutoff; otherwise all of it."""
-        if top_k is None or self._tied is not None or not isinstance(self.lists, PaddedLists):
+        """What the cutoffs up to ``top_k`` need, where that is less than all."""
+        if top_k is None or (self.depth is not None and top_k >= self.depth):
             return self
-        if top_k >= self.grade.shape[-1]:
-            return self
-        if top_k not in self._heads:
-            known = None if self.known is None else self.known.narrow(1, 0, top_k)
-            self._heads[top_k] = Ranking(
-                self.lists.head(top_k), self.grade.narrow(1, 0, top_k), known, self.length, None, self.judged, self.invalid
-            )
-        return self._heads[top_k]
+        return self.once(("head", top_k), lambda: self._head(top_k))
+
+    def _head(self, top_k: int) -> Ranking:
+        lists, take, ties = _first_ranks(self.lists, self.ties, top_k, is_free=values_are_free(self.grade))
+        known = None if self.known is None else take(self.known)
+        grade = take(self.grade)
+        if isinstance(lists, PaddedLists) and self.judged.value_dtype == torch.float32 and values_are_free(grade):
+            grade = grade.float()
+        return Ranking(lists, grade, known, self.length, ties, self.judged, top_k, self.invalid)
 
     def sum(self, values: Tensor, top_k: int | None = None) -> Tensor:
         """Sum over the ranks of each query, up to ``top_k`` -> ``[Q]``."""
-        if top_k is not None and top_k < self.grade.shape[-1]:
+        if top_k is not None and isinstance(self.lists, PaddedLists):
+            values = values.narrow(-1, 0, min(top_k, values.shape[-1]))
+        elif top_k is not None and top_k < values.shape[-1]:
             values = values * (self.rank <= top_k)
         return self.lists.sum(values).to(sum_dtype(values.device))
 
     def mean_of_tied(self, values: Tensor) -> Tensor:
         """At each rank the mean of an item value over the items tied there."""
-        if self._tied is None:
-            return values
-        # Sums by tie, not differences of a running sum: 2^128 in one query would swallow the gains of the next.
-        tie = self._tied[0]
-        if tie.ndim == 2:
-            tie = tie + tie.shape[1] * torch.arange(tie.shape[0], device=tie.device).unsqueeze(1)
-        tie = tie.flatten()
-        total = torch.zeros_like(values).flatten().index_add(0, tie, values.flatten())
-        return total.index_select(0, tie).view_as(values) / self.tie_size()
+        return values if self.ties is None else self.ties.put(values, self.ties.mean(values))
 
-    def gain(self, gain: Gain, *, scaled: bool = False) -> Tensor:
-        """At each rank the mean gain of the items tied there; ``scaled``: exp2 gains over 2^(largest grade of the query)."""
-        return self.mean_of_tied(gains_on(self.lists, self.grade, gain, self.judged.top_grade() if scaled else None))
+    def discounted_gain(self, gain: Gain, *, scaled: bool = False) -> Tensor:
+        """At each rank the mean gain of the items tied there, over log2(rank + 1); ``scaled``: exp2 gains over 2^(largest
+        grade of the query)."""
+
+        def compute() -> Tensor:
+            gains = gains_on(self.lists, self.grade, gain, self.judged.top_grade() if scaled else None)
+            return self.mean_of_tied(gains) * self.discount()
+
+        key = gain if isinstance(gain, str) or callable(gain) else tuple(gain)
+        return self.once(("discounted gain", key, scaled), compute)
 
     def relevant(self, min_relevance: float) -> Tensor:
         """1.0 where an item is relevant, in rank order."""
-        return self._once(
-            ("relevant", min_relevance),
-            lambda: (self.grade >= min_relevance).to(self.grade.dtype),
-        )
+        return self.once(("relevant", min_relevance), lambda: (self.grade >= min_relevance).to(self.grade.dtype))
 
     def chance(self, min_relevance: float) -> Tensor:
         """At each rank the probability that a relevant item stands there."""
-        return self._once(("chance", min_relevance), lambda: self.mean_of_tied(self.relevant(min_relevance)))
+        return self.once(("chance", min_relevance), lambda: self.mean_of_tied(self.relevant(min_relevance)))
 
     def _found(self, min_relevance: float) -> Tensor:
         """Relevant items down to each, in the order of the sort."""
-        return self._once(("found", min_relevance), lambda: self.lists.cumsum(self.relevant(min_relevance)))
+        return self.once(("found", min_relevance), lambda: self.lists.cumsum(self.relevant(min_relevance)))
 
     def expected_precision(self, min_relevance: float) -> Tensor:
         """At each rank the precision down to it, if a relevant item stands there, times the chance that one does."""
-        found, relevant = self._found(min_relevance), self.relevant(min_relevance)
-        if self._tied is None:
-            return relevant * found / self.rank
-        # Of the r relevant among n tied items, one at place j (from 0) expects j (r - 1) / (n - 1) more of them above it.
-        above = (found - relevant).gather(-1, self._tied[0])
-        chance, size = self.chance(min_relevance), self.tie_size()
-        above = above + self.tie_place() * (chance * size - 1) / (size - 1).clamp(min=1)
-        return chance * (above + 1) / self.rank
+
+        def compute() -> Tensor:
+            found, relevant, ties = self._found(min_relevance), self.relevant(min_relevance), self.ties
+            precision = relevant * found
+            if ties is not None:
+                # Of r relevant among n tied items, one at place j (from 0) expects j (r - 1) / (n - 1) more of them above it.
+                chance = ties.mean(relevant)
+                above = ties.at_first(found) - ties.at_first(relevant)
+                more = ties.place * (chance * ties.size - 1) / (ties.size - 1).clamp(min=1)
+                precision = ties.put(precision, chance * (above + more + 1))
+            return precision / self.rank
+
+        return self.once(("precision", min_relevance), compute)
 
     def other(self, min_relevance: float, *, known: bool) -> Tensor:
         """1.0 where an item is not relevant, in rank order; ``known``: and somebody judged it."""
@@ -209,92 +285,127 @@ class Ranking:
             other = (self.grade < min_relevance) & self.lists.valid
             return (other if self.known is None or not known else other & self.known).to(self.grade.dtype)
 
-        return self._once(("other", min_relevance, known), compute)
+        return self.once(("other", min_relevance, known), compute)
 
     def others_above_and_tied(self, min_relevance: float, *, known: bool) -> tuple[Tensor, Tensor]:
         """At each rank how many not relevant items stand above all items tied there, and how many are among them."""
-        other = self.other(min_relevance, known=known)
-        above = self.lists.cumsum(other) - other
-        if self._tied is None:
-            return above, torch.zeros_like(above)
-        return above.gather(-1, self._tied[0]), (self.mean_of_tied(other) * self.tie_size()).round()
+
+        def compute() -> tuple[Tensor, Tensor]:
+            other = self.other(min_relevance, known=known)
+            above = self.lists.cumsum(other) - other
+            tied = torch.zeros_like(above)
+            if self.ties is not None:
+                tied = self.ties.put(tied, (self.ties.mean(other) * self.ties.size).round())
+                above = self.ties.put(above, self.ties.at_first(above))
+            return above, tied
+
+        return self.once(("others", min_relevance, known), compute)
 
     def chance_of_first(self, min_relevance: float) -> Tensor:
         """At each rank the probability that the first relevant item stands there."""
 
         def compute() -> Tensor:
-            found, relevant = self._found(min_relevance), self.relevant(min_relevance)
-            if self._tied is None:
-                return relevant * (found == 1)
-            size, place = self.tie_size(), self.tie_place()
-            inside = (self.chance(min_relevance) * size).round()
-            here = ((found - relevant).gather(-1, self._tied[0]) == 0) & (inside > 0)
+            found, relevant, ties = self._found(min_relevance), self.relevant(min_relevance), self.ties
+            first = relevant.masked_fill(found != 1, 0)
+            if ties is None:
+                return first
+            inside = (ties.mean(relevant) * ties.size).round()
+            here = (ties.at_first(found) == ties.at_first(relevant)) & (inside > 0)
             # Of n tied items, r relevant: place j (from 0) is passed without one with probability (n-r-j)/(n-j), while
             # j < n - r; the first comes at place j with r/(n-j) times the product of those before. Sums of logarithms:
             # the binomials of the closed form overflow at a thousand tied items.
-            left = size - place
+            left = ties.size - ties.place
             passing = torch.log1p(torch.where(here & (left > inside), -inside / left, 0.0))
-            passed = torch.exp(self.lists.cumsum(passing) - passing)
-            return torch.where(here & (left >= inside), inside / left * passed, 0.0)
+            passed = torch.exp(self._sum_before(passing))
+            return ties.put(first, torch.where(here & (left >= inside), inside / left * passed, 0.0))
 
-        return self._once(("first", min_relevance), compute)
+        return self.once(("first", min_relevance), compute)
 
-    def chance_to_stop(self, satisfied: Tensor, top_k: int | None) -> Tensor:
-        """At each rank up to ``top_k`` the probability that a user stops there; each item stops one with that probability."""
+    def _sum_before(self, of_tied: Tensor) -> Tensor:
+        """For each tied item the sum over those before it in its run."""
+        ties = self.ties
+        assert ties is not None
+        if ties.at is None:
+            # All items are here, so that runs of different queries do not share a running sum.
+            before = self.lists.cumsum(of_tied.view(self.grade.shape)).flatten() - of_tied
+            return before - before.index_select(0, ties.first)
+        before = of_tied.cumsum(0) - of_tied
+        return before - before.index_select(0, torch.arange(len(before)) - ties.place.long())
+
+    def chance_to_stop(self, satisfied: Tensor) -> Tensor:
+        """At each rank the probability that a user stops there; each item stops one with that probability."""
         # Where rounding makes an item certain to satisfy, -1000 passes nobody just as -infinity does, and stays a number.
         passing = torch.log1p(-satisfied).clamp(min=-1000)
-        if self._tied is None:
-            return torch.exp(self.lists.cumsum(passing) - passing) * satisfied
-        first, last = self._tied
-        size, place = self.tie_size(), self.tie_place()
-        reach = torch.exp((self.lists.cumsum(passing) - passing).gather(-1, first))
-        longest = size.shape[-1] if isinstance(self.lists, PaddedLists) and not values_are_free(size) else int(size.max())
-        if top_k is not None and isinstance(self.lists, PaddedLists):
-            width = min(top_k, size.shape[-1])
-            first, last, size, place = (x.narrow(1, 0, width) for x in (first, last, size, place))
+        reach = torch.exp(self.lists.cumsum(passing) - passing)
+        stops = reach * satisfied
+        ties = self.ties
+        if ties is None:
+            return stops
+        flat, first, size, place = satisfied.flatten(), ties.first, ties.size, ties.place
+        width = satisfied.shape[-1]
+        here = ties.at
+        if here is None and isinstance(self.lists, PaddedLists) and self.depth is not None and self.depth < width:
+            rows = torch.arange(self.lists.num_queries, device=flat.device).unsqueeze(1) * width
+            here = (rows + torch.arange(self.depth, device=flat.device)).flatten()
+            first, size, place = (x.index_select(0, here) for x in (first, size, place))
+        if values_are_free(size):
+            longest = int(size.max()) if size.numel() else 0
+        else:
+            longest = width if isinstance(self.lists, PaddedLists) else int(size.max())
         # passed[j]: the probability to pass the first j tied items, over all their orders: the elementary symmetric
         # polynomials of the single probabilities over the binomials, built up item by item.
-        number = place + 1
-        passed = torch.zeros_like(satisfied.narrow(-1, 0, size.shape[-1]))
+        number, last = place + 1, first + size.long() - 1
+        passed = torch.zeros_like(size)
         for step in range(longest):
-            item = 1 - satisfied.gather(-1, (first + step).minimum(last))
-            grown = ((step + 1 - number) * passed + number * item * self._passed_before(passed, place)) / (step + 1)
+            item = 1 - flat.index_select(0, (first + step).minimum(last)).to(size.dtype)
+            grown = ((step + 1 - number) * passed + number * item * _passed_before(passed, place)) / (step + 1)
             passed = torch.where((step < size) & (number <= step + 1), grown, passed)
-        stops = self._passed_before(passed, place) - passed
-        return torch.nn.functional.pad(stops, (0, reach.shape[-1] - stops.shape[-1])) * reach
-
-    @staticmethod
-    def _passed_before(passed: Tensor, place: Tensor) -> Tensor:
-        return torch.where(place == 0, 1.0, passed.roll(1, -1))
+        of_tied = (_passed_before(passed, place) - passed) * reach.flatten().index_select(0, first)
+        if here is None:
+            return of_tied.view_as(stops)
+        return stops.flatten().index_copy(0, here, of_tied.to(stops.dtype)).view_as(stops)
 
     def tie_size(self) -> Tensor:
         """At each rank the number of items tied there."""
-        return torch.ones_like(self.grade) if self._tied is None else self._tied[1] - self._tied[0] + 1
+        size = torch.ones_like(self.grade)
+        return size if self.ties is None else self.ties.put(size, self.ties.size)
 
     def tie_place(self) -> Tensor:
         """At each rank the 0-based place within the tied items."""
-        if self._tied is None:
-            return torch.zeros_like(self.grade)
-        return torch.arange(self.grade.shape[-1], device=self.grade.device) - self._tied[0]
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether ties may matter; False means that every item has a rank of its own."""
-        return self._tied is not None
+        place = torch.zeros_like(self.grade)
+        return place if self.ties is None else self.ties.put(place, self.ties.place)
 
     def discount(self) -> Tensor:
         """1 / log2(rank + 1)."""
         exact = sum_dtype(self.grade.device)
-        return self._once("discount", lambda: discount(self.rank.to(exact)).to(self.grade.dtype))
-
-    def num_relevant(self, min_relevance: float) -> Tensor:
-        """``[Q]`` relevant items among all judged ones."""
-        return self.judged.num_relevant(min_relevance)
+        return self.once("discount", lambda: discount(self.rank.to(exact)).to(self.grade.dtype))
 
     @property
     def is_query(self) -> Tensor:
         """``[Q]`` bool: something was retrieved, or something relevant was missed. False is a fully masked row."""
         return (self.length > 0) | (self.judged.top_grade() > 0)
+
+
+def _passed_before(passed: Tensor, place: Tensor) -> Tensor:
+    return torch.where(place == 0, 1.0, passed.roll(1, -1))
+
+
+def _first_ranks(
+    lists: Lists, ties: Ties | None, top_k: int, *, is_free: bool
+) -> tuple[Lists, Callable[[Tensor], Tensor], Ties | None]:
+    """The layout of the first ``top_k`` ranks with all that is tied to the last of them, what takes them, their ties."""
+    if not is_free:
+        if ties is None and isinstance(lists, PaddedLists):
+            return lists.columns(top_k), lambda values: values.narrow(-1, 0, min(top_k, values.shape[-1])), None
+        return lists, lambda values: values, ties
+    reach = lists.lengths.clamp(max=top_k)
+    if ties is not None:
+        query = lists.query_of(ties.first)
+        end = ties.first - lists.starts[query] + ties.size.long()
+        split = ((end > top_k) & (end - ties.size.long() < top_k)).nonzero()[:, 0]
+        reach = reach.index_put((query[split],), end[split])
+    new, take = lists.head(reach)
+    return new, take, None if ties is None else ties.in_layout(lists, new, reach)
 
 
 def gains_on(lists: Lists, grade: Tensor, gain: Gain, top: Tensor | None) -> Tensor:
@@ -342,33 +453,42 @@ def rank(
         bad_grade = torch.isnan(target) | (target == torch.inf)
         invalid = lists.sum((torch.isnan(preds) | bad_grade).long()) > 0
         target = torch.where(bad_grade, 0, target)
-    order, key = _order(lists, preds, target, ties)
+    known = items["judged"]
+    if known is not None:
+        target = target.masked_fill(known.logical_not(), 0)
+    judged_items = (lists, target, known)
+    if ideal is not None:
+        judged_items = (*_judged_items(lists, ideal, ideal_mask), None)
+        if values_are_free(target):
+            _check_ideal_holds(lists, target, *judged_items[:2])
+
+    is_free = values_are_free(preds)
+    order, key = _order(lists, preds, target, ties, depth)
+    ranked = lists.sorted()
+    if isinstance(ranked, PaddedLists):
+        ranked = ranked.columns(order.shape[-1])
     tied = None
     if ties == "average":
-        same = lists.ties_with_above(key)
-        if not values_are_free(preds) or same.any():
-            tied = _tie_bounds(same.logical_not())
-    # Memory traffic is what metrics cost beside the sort.
-    is_short = tied is None and isinstance(lists, PaddedLists) and preds.shape[-1] < 2**20
-    dtype = value_dtype(preds) if is_short else sum_dtype(preds.device)
-    grade = target.to(dtype, copy=True).relu_()
-    if items["judged"] is not None:
-        grade = grade * items["judged"]
-    known = items["judged"]
-    judged_items = (lists, grade, known)
-    if ideal is not None:
-        judged_items = (*_judged_items(lists, ideal, ideal_mask, dtype), None)
-        if values_are_free(grade):
-            _check_ideal_holds(lists, grade, *judged_items[:2])
-    whole = not (target if ideal is None else ideal).is_floating_point()
+        same = ranked.ties_with_above(key)
+        if not is_free:
+            tied = _all_items(same)
+        elif same.any():
+            tied = _tied_items(same)
+    if depth is not None:
+        ranked, take, tied = _first_ranks(ranked, tied, depth, is_free=is_free)
+        order = take(order)
 
-    length = lists.lengths
-    lists = lists.sorted()
-    if tied is None and depth is not None and isinstance(lists, PaddedLists) and depth < order.shape[-1]:
-        lists, order = lists.head(depth), order.narrow(1, 0, depth)
-    known = None if known is None else known.gather(-1, order)
-    all_judged = Judged(*judged_items, depth, whole=whole)
-    return Ranking(lists, grade.gather(-1, order), known, length, tied, all_judged, invalid)
+    def in_order(values: Tensor) -> Tensor:
+        if values.ndim == order.ndim:
+            return values.gather(-1, order)
+        return values[order].masked_fill(ranked.valid.logical_not(), 0)  # flat lists cut to rows, where looking is free
+
+    # Memory traffic is what metrics cost beside the sort: float32 where it is enough.
+    is_short = isinstance(ranked, PaddedLists) and preds.shape[-1] < 2**20 and (is_free or tied is None)
+    grade = in_order(target).to(value_dtype(preds) if is_short else sum_dtype(preds.device), copy=True).relu_()
+    known = None if known is None else in_order(known)
+    all_judged = Judged(*judged_items, depth, value_dtype(preds) if isinstance(lists, PaddedLists) else grade.dtype)
+    return Ranking(ranked, grade, known, lists.lengths, tied, all_judged, depth, invalid)
 
 
 def check_judgements(judged: Tensor | None, ideal: Tensor | None, ideal_mask: Tensor | None) -> None:
@@ -379,7 +499,7 @@ def check_judgements(judged: Tensor | None, ideal: Tensor | None, ideal_mask: Te
         raise ValueError("`ideal_mask` was given without `ideal`.")
 
 
-def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None, dtype: torch.dtype) -> tuple[Lists, Tensor]:
+def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None) -> tuple[Lists, Tensor]:
     if isinstance(lists, JaggedLists):
         raise ValueError("`ideal` needs padded input: give `preds` as [query, item] with a `mask`.")
     if not isinstance(ideal, Tensor) or ideal.ndim != 2 or ideal.shape[0] != lists.num_queries:
@@ -388,13 +508,13 @@ def _judged_items(lists: Lists, ideal: Tensor, ideal_mask: Tensor | None, dtype:
     judged_lists, ideal, _, _ = arrange(ideal, ideal, mask=ideal_mask)
     if values_are_free(ideal):
         check_grades(judged_lists, ideal)
-    return judged_lists, ideal.to(dtype).clamp(min=0)
+    return judged_lists, ideal
 
 
 def _check_ideal_holds(lists: Lists, grade: Tensor, judged_lists: Lists, ideal: Tensor) -> None:
     """Raise unless every retrieved grade above 0 is among the judged ones."""
     for level in torch.unique(grade[grade > 0]):
-        missing = lists.sum(grade == level) > judged_lists.sum(ideal == level)
+        missing = lists.count(grade == level) > judged_lists.count(ideal == level)
         if missing.any():
             query = int(missing.nonzero()[0])
             raise ValueError(
@@ -403,10 +523,10 @@ def _check_ideal_holds(lists: Lists, grade: Tensor, judged_lists: Lists, ideal: 
             )
 
 
-def _order(lists: Lists, preds: Tensor, target: Tensor, ties: str) -> tuple[Tensor, Tensor]:
-    """Indices that rank the items, and keys in that order that are equal where scores are."""
+def _order(lists: Lists, preds: Tensor, target: Tensor, ties: str, depth: int | None) -> tuple[Tensor, Tensor]:
+    """Indices that rank the items, and keys in that order that are equal where scores are; see ``Lists.order``."""
     if ties not in ("optimistic", "pessimistic"):
-        return lists.order(preds, stable=ties == "stable")
+        return lists.order(preds, stable=ties == "stable", depth=depth)
     # Grades first, scores second and stable: tied items then stand in the order of their grades.
     grade = target.to(sum_dtype(target.device)).clamp(min=0)
     by_grade, _ = lists.order(grade if ties == "optimistic" else -grade)
@@ -414,12 +534,28 @@ def _order(lists: Lists, preds: Tensor, target: Tensor, ties: str) -> tuple[Tens
     return by_grade.gather(-1, by_score), key
 
 
-def _tie_bounds(new: Tensor) -> tuple[Tensor, Tensor]:
-    """First and last index, on the last axis, of the tied items at each rank."""
-    index = torch.arange(new.shape[-1], device=new.device).expand(new.shape)
-    if new.shape[-1] == 0:
-        return index, index
-    first = torch.where(new, index, 0).cummax(-1).values
-    closes = torch.cat([new.narrow(-1, 1, new.shape[-1] - 1), torch.ones_like(new.narrow(-1, 0, 1))], dim=-1)
-    last = torch.where(closes, index, new.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
-    return first, last
+def _tied_items(same: Tensor) -> Ties:
+    """From where an item is tied with the one above it."""
+    same = same.flatten()
+    tied = same.clone()
+    tied[:-1] |= same[1:]
+    at = tied.nonzero()[:, 0]
+    starts = same[at].logical_not()
+    run, first = starts.cumsum(0) - 1, at[starts]
+    size = torch.bincount(run).to(sum_dtype(same.device))
+    return Ties(at, run, len(first), first[run], size[run], (at - first[run]).to(size.dtype))
+
+
+def _all_items(same: Tensor) -> Ties:
+    """The same without a look at a value: every item, also one that is alone."""
+    index = torch.arange(same.numel(), device=same.device).view_as(same)
+    if not same.numel():
+        return Ties(None, index.flatten(), 0, index.flatten(), *[index.flatten().to(sum_dtype(same.device))] * 2)
+    first = torch.where(same, 0, index).cummax(-1).values
+    is_last = torch.cat(
+        [same.narrow(-1, 1, same.shape[-1] - 1).logical_not(), torch.ones_like(same.narrow(-1, 0, 1))], dim=-1
+    )
+    last = torch.where(is_last, index, same.numel()).flip(-1).cummin(-1).values.flip(-1)
+    size, place = ((last - first + 1).to(sum_dtype(same.device)), (index - first).to(sum_dtype(same.device)))
+    first = first.flatten()
+    return Ties(None, first, same.numel(), first, size.flatten(), place.flatten())

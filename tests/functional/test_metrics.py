@@ -7,6 +7,7 @@ import random
 from fractions import Fraction
 from itertools import permutations, product
 from typing import Any
+from unittest import mock
 
 import pytest
 import sklearn.metrics
@@ -15,8 +16,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_rank import functional
+from lightning_rank import functional, lists
+from lightning_rank.functional.entries import resolve, values_of
 from lightning_rank.functional.metrics import METRICS, MetricSpec, find_metric
+from lightning_rank.functional.ranking import rank
 from tests import reference
 from tests.conftest import (
     CUTOFFS,
@@ -131,6 +134,30 @@ def test_equals_reference(spec, data):
         reference.metric_value(spec.name, query["preds"], query["target"], top_k, ties=ties, **options) for query in known
     ]
     assert_close(value, expected)
+
+
+@every_metric
+@pytest.mark.parametrize("much_longer", [1, lists.MUCH_LONGER], ids=["partial sort", "full sort"])
+@given(data=st.data())
+def test_cutoffs_share_one_ranking(spec, much_longer, data):
+    batch = data.draw(batches(max_queries=4, max_items=12))
+    layout, ties, options = (
+        data.draw(st.sampled_from(LAYOUTS)),
+        data.draw(st.sampled_from(TIES)),
+        data.draw(options_of(spec)),
+    )
+    cutoffs = sorted(data.draw(st.sets(st.integers(1, 13), min_size=1, max_size=4))) if spec.takes_top_k else [None]
+    arguments = lay_out(batch, layout, seed=data.draw(SEEDS))
+    entries, _, _ = resolve([(spec, top_k) for top_k in cutoffs], options)
+    with mock.patch.object(lists, "MUCH_LONGER", much_longer):
+        together = values_of(entries, rank(**arguments, ties=ties, depth=data.draw(st.sampled_from((cutoffs[-1], None)))))
+    known = with_items(batch) if layout == "indexes" else batch
+    for top_k, value in zip(cutoffs, together, strict=True):
+        expected = [
+            reference.metric_value(spec.name, query["preds"], query["target"], top_k, ties=ties, **options)
+            for query in known
+        ]
+        assert_close(value, expected)
 
 
 @every_metric
