@@ -7,13 +7,14 @@ operations (sums and running sums per query, ordering within a query) are all th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rank.conventions import values_are_free
+from lightning_rank.conventions import sum_dtype, values_are_free
 
 # From this many times the depth on, finding the first items of a list beats sorting all of it.
 MUCH_LONGER = 16
@@ -89,6 +90,15 @@ class Lists:
         """The first ``reach`` items, ``[Q]``, or some more, where looking at a value is free; and what takes them of values."""
         raise NotImplementedError
 
+    def blocks(self, max_items: int, depth: int | None) -> list[tuple[int, int]]:
+        """First query and number of queries of parts of about ``max_items`` items, or one query; only those items count that an
+        order of this ``depth`` takes up."""
+        raise NotImplementedError
+
+    def part(self, first: int, number: int) -> tuple[Lists, Callable[[Tensor], Tensor]]:
+        """The layout of some queries, and what takes their items of values."""
+        raise NotImplementedError
+
     def pad(self, values: Tensor) -> Tensor:
         """Items as ``[Q, longest]``; the value of what is no item is 0. Flat layouts need one sync for the longest."""
         raise NotImplementedError
@@ -120,8 +130,8 @@ class PaddedLists(Lists):
 
     def count(self, flags: Tensor) -> Tensor:
         if flags.shape[-1] >= 1024 and values_are_free(flags):
-            # Several times as fast as a sum of bool.
-            return torch.from_numpy(np.count_nonzero(flags.numpy(), axis=-1))
+            # Several times as fast as PyTorch's sum of bool.
+            return torch.from_numpy(flags.numpy().sum(axis=-1))
         return flags.sum(-1)
 
     def max(self, values: Tensor) -> Tensor:
@@ -186,6 +196,16 @@ class PaddedLists(Lists):
     def query_of(self, item: Tensor) -> Tensor:
         return item // max(self.shape[1], 1)
 
+    def blocks(self, max_items: int, depth: int | None) -> list[tuple[int, int]]:
+        width = self.shape[1] if depth is None else min(self.shape[1], depth * MUCH_LONGER)
+        number = max(max_items // max(width, 1), 1)
+        return [(first, min(number, self.num_queries - first)) for first in range(0, self.num_queries, number)]
+
+    def part(self, first: int, number: int) -> tuple[PaddedLists, Callable[[Tensor], Tensor]]:
+        mask, ids = (None if x is None else x.narrow(0, first, number) for x in (self.mask, self.ids))
+        lists = PaddedLists(torch.Size((number, self.shape[1])), mask, self.lengths.device, ids)
+        return lists, lambda values: values.narrow(0, first, number)
+
     def head(self, reach: Tensor) -> tuple[Lists, Callable[[Tensor], Tensor]]:
         number = min(max(int(reach.max()), 1), self.shape[1]) if self.num_queries else self.shape[1]
         return self.columns(number), lambda values: values.narrow(-1, 0, number)
@@ -205,32 +225,41 @@ class JaggedLists(Lists):
         self.offsets, self.num_items, self.ids = offsets, num_items, ids
         self.num_queries = offsets.numel() - 1
         self.lengths = offsets.diff()
-        queries = torch.arange(self.num_queries, device=offsets.device)
-        self.query = torch.repeat_interleave(queries, self.lengths, output_size=num_items)
-        self.position = torch.arange(num_items, device=offsets.device) - self.spread(self.starts)
+
+    @cached_property
+    def query(self) -> Tensor:
+        """The query of each item."""
+        queries = torch.arange(self.num_queries, device=self.offsets.device)
+        return torch.repeat_interleave(queries, self.lengths, output_size=self.num_items)
+
+    @cached_property
+    def position(self) -> Tensor:  # type: ignore[override]  # made when first asked for, as memory is what costs
+        return torch.arange(self.num_items, device=self.offsets.device) - self.spread(self.starts)
 
     def spread(self, per_query: Tensor) -> Tensor:
         return per_query.index_select(0, self.query)
 
     def _reduce(self, values: Tensor, how: str, initial: float) -> Tensor:
-        values = values if values.is_floating_point() else values.double()
         # `unsafe` leaves out a check of the offsets that would wait for the device; `arrange` has made it where it is free.
         return torch.segment_reduce(values, how, offsets=self.offsets, unsafe=True, initial=initial)
 
     def sum(self, values: Tensor) -> Tensor:
-        return self._reduce(values, "sum", 0).to(torch.int64 if values.dtype == torch.bool else values.dtype)
-
-    def count(self, flags: Tensor) -> Tensor:
-        # Whole numbers: a running sum is exact.
-        running = torch.cat([self.offsets.new_zeros(1), flags.expand(self.num_items).cumsum(0)])
+        if values.is_floating_point():
+            return self._reduce(values.to(sum_dtype(values.device)), "sum", 0).to(values.dtype)
+        # Of whole numbers a running sum is exact.
+        running = torch.cat([self.offsets.new_zeros(1), values.expand(self.num_items).cumsum(0)])
         return running.index_select(0, self.offsets).diff()
 
+    def count(self, flags: Tensor) -> Tensor:
+        return self.sum(flags)
+
     def max(self, values: Tensor) -> Tensor:
-        return self._reduce(values, "max", -torch.inf)
+        return self._reduce(values if values.is_floating_point() else values.double(), "max", -torch.inf)
 
     def cumsum(self, values: Tensor) -> Tensor:
-        running = values.cumsum(0)
-        return running - self.spread(torch.cat([running.new_zeros(1), running]).index_select(0, self.starts))
+        running = values.cumsum(0, dtype=sum_dtype(values.device))
+        before = self.spread(torch.cat([running.new_zeros(1), running]).index_select(0, self.starts))
+        return (running - before).to(values.dtype)
 
     def order(self, values: Tensor, *, stable: bool = False, depth: int | None = None) -> tuple[Tensor, Tensor]:
         key = _descending(values)
@@ -239,8 +268,11 @@ class JaggedLists(Lists):
             by_query = torch.sort(self.query.index_select(0, by_value), stable=True).indices
             order = by_value.index_select(0, by_query)
         else:
-            # One integer sort: the query in the upper half, the score in the lower.
-            order = torch.sort((self.query << 32) + _as_integers(key), stable=stable).indices
+            # One integer sort: the query in the upper half, the score in the lower. In place, since memory is what costs.
+            joined = (self.query << 32).add_(_as_integers(key))
+            del key
+            key, order = torch.sort(joined, stable=stable)
+            return order, key
         return order, key.index_select(0, order)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
@@ -255,6 +287,18 @@ class JaggedLists(Lists):
 
     def query_of(self, item: Tensor) -> Tensor:
         return self.query.index_select(0, item)
+
+    def blocks(self, max_items: int, depth: int | None) -> list[tuple[int, int]]:
+        # A query belongs to the block in which it starts.
+        starts = self.starts.contiguous()
+        bounds = torch.searchsorted(starts, torch.arange(0, self.num_items, max_items)).unique().tolist()
+        return [(a, b - a) for a, b in itertools.pairwise([*bounds, self.num_queries])] if bounds else []
+
+    def part(self, first: int, number: int) -> tuple[JaggedLists, Callable[[Tensor], Tensor]]:
+        offsets = self.offsets.narrow(0, first, number + 1)
+        start, end = int(offsets[0]), int(offsets[-1])
+        ids = None if self.ids is None else self.ids.narrow(0, first, number)
+        return JaggedLists(offsets - start, end - start, ids), lambda values: values.narrow(0, start, end - start)
 
     def head(self, reach: Tensor) -> tuple[Lists, Callable[[Tensor], Tensor]]:
         reach = torch.minimum(reach, self.lengths)
@@ -361,7 +405,8 @@ def arrange(
         raise TypeError(f"`mask` must be bool (True is an item, False is padding), got {mask.dtype}.")
     for name, tensor in (("indexes", indexes), ("offsets", offsets)):
         if tensor is not None and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
-            raise TypeError(f"`{name}` must be whole numbers (torch.long), got {tensor.dtype}.")
+            advice = " Is it the mask? Give it as `mask=`." if tensor.dtype == torch.bool else ""
+            raise TypeError(f"`{name}` must be whole numbers (torch.long), got {tensor.dtype}.{advice}")
     if preds.ndim == 2:
         return _arrange_padded(preds, target, mask, indexes, offsets, items)
     if preds.ndim != 1:
@@ -413,7 +458,7 @@ def _arrange_jagged(preds, target, offsets, ids, items):  # type: ignore[no-unty
             f"`offsets` must start at 0, never fall, and end at the number of items, {preds.numel()}; "
             f"got {_abridged(offsets)}."
         )
-    if ids is not None and ids.numel() != offsets.numel() - 1:
+    if ids is not None and ids.shape != (offsets.numel() - 1,):
         raise ValueError(f"With `offsets`, `indexes` is the id of each query, [{offsets.numel() - 1}], got {_shape(ids)}.")
     return JaggedLists(offsets, preds.numel(), None if ids is None else ids.long()), preds, target, items
 
@@ -427,7 +472,8 @@ def check_grades(lists: Lists, target: Tensor) -> None:
     """Raise ValueError for a grade that is NaN or infinite, naming the query; only where looking is free."""
     _check_no_nan(lists, target, "`target` must not be NaN", "Mask items that nobody judged, or give them grade 0.")
     if target.is_floating_point() and values_are_free(target) and target.numel() and target.max() == torch.inf:
-        raise ValueError("`target` must be finite, got an infinite grade.")
+        query = int((lists.count(target == torch.inf) > 0).nonzero()[0])
+        raise ValueError(f"`target` must be finite, got an infinite grade in {lists.name(query)}.")
 
 
 def _check_no_nan(lists: Lists, values: Tensor, rule: str, advice: str) -> None:

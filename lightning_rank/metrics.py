@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from lightning_rank.conventions import check_number, options_of, sum_dtype, values_are_free
 from lightning_rank.functional.entries import SHARED_OPTIONS, Entry, resolve, shared_options, values_of
 from lightning_rank.functional.metrics import METRICS, MetricSpec, parse_name
-from lightning_rank.functional.ranking import Ranking, check_judgements, rank
+from lightning_rank.functional.ranking import Ranking, check_judgements, rank, rank_in_blocks
 from lightning_rank.functional.uncertainty import Interval, interval_of_mean
 from lightning_rank.lists import arrange, check_grades, check_scores
 
@@ -126,19 +126,22 @@ class _Streaming(Metric):
                 preds, target, indexes, mask, offsets, judged = self._without_ignored(
                     preds, target, indexes, mask, offsets, judged
                 )
-        layout = {"mask": mask, "indexes": indexes, "offsets": offsets}
         by_item = indexes is not None and offsets is None and isinstance(preds, Tensor) and preds.ndim == 1
         if by_item and not self.whole_queries and ideal is None:
             check_judgements(judged, ideal, ideal_mask)
             self._keep_items(preds, target, indexes, mask, judged)  # type: ignore[arg-type]  # indexes is not None
             return
-        ranking = rank(
-            preds, target, **layout, judged=judged, ideal=ideal, ideal_mask=ideal_mask, ties=self.ties, depth=self._depth
-        )
+        blocks = [
+            (ranking.lists.ids, self._rows(ranking))
+            for ranking in rank_in_blocks(
+                preds, target, mask=mask, indexes=indexes, offsets=offsets, judged=judged, ideal=ideal, ideal_mask=ideal_mask,
+                ties=self.ties, depth=self._depth,
+            )
+        ]  # fmt: skip
         self._note(preds, target, mask)
-        rows = self._rows(ranking)
+        rows = torch.cat([rows for _, rows in blocks]) if len(blocks) > 1 else blocks[0][1]
         if indexes is not None and (self.per_query or not by_item):
-            self.query_ids.append(ranking.lists.ids.detach().clone())  # type: ignore[union-attr]  # ids were given
+            self.query_ids.append(torch.cat([ids for ids, _ in blocks]))  # type: ignore[misc]  # ids were given
             self.query_rows.append(rows)
         elif self._keeps_values:
             self.anonymous_rows.append(rows)
@@ -359,8 +362,15 @@ class _Streaming(Metric):
         super().reset()
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        if isinstance(incoming_state, _Streaming) and self._meaning() != incoming_state._meaning():
+            raise ValueError(
+                f"Only a metric of the same names and options can be merged: {self!r} with {incoming_state!r}."
+            )
         super().merge_state(incoming_state)
         self._computed = None  # torchmetrics keeps the value from before
+
+    def _meaning(self) -> tuple[object, ...]:
+        return self.entries, self.ties, self.aggregation, self.ignore_index, self.whole_queries, self.per_query
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
@@ -455,11 +465,7 @@ class RankingMetric(_Streaming):
         return self._intervals(level)[0]
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Draw a value, or a sequence of them as a curve; without any, the present one. Needs matplotlib.
-
-        Returns:
-            The matplotlib figure and axes, as torchmetrics' ``plot`` does.
-        """
+        """Draw a value, or a sequence of them as a curve; without any, the present one. Returns the figure and the axes."""
         return self._plot(val, ax)
 
     @property
@@ -529,17 +535,9 @@ class RankingMetrics(_Streaming):
         return dict(zip(self.names, self._intervals(level), strict=True))
 
     def plot(self, val: dict[str, Tensor] | None = None, ax: Any = None) -> Any:
-        """Draw each metric over its cutoffs; one without a cutoff is a dashed line. Needs matplotlib.
+        """Draw each metric over its cutoffs; one without a cutoff is a dashed line. Needs matplotlib (the extra ``plot``).
 
-        Args:
-            val: values by name, as ``compute`` returns them; None computes.
-            ax: axes to draw on; None makes a figure.
-
-        Returns:
-            The matplotlib figure and axes.
-
-        Raises:
-            ModuleNotFoundError: matplotlib is not installed (the extra ``plot``).
+        ``val`` are values by name, as ``compute`` returns them (None computes); the figure and the axes are returned.
         """
         try:
             import matplotlib.pyplot as plt

@@ -48,8 +48,9 @@ def test_letor(tmp_path):
 
 
 def test_benchmark_of_metrics_compares_equal_values(tmp_path):
-    output = run("benchmarks/metrics.py", "--shapes", "20x10", "--repeats", "1", cwd=tmp_path)
-    assert re.search(r"20 x 10 .* ms", output)
+    output = run("benchmarks/metrics.py", "--shapes", "20x30", "--parts", "time", "memory", cwd=tmp_path)
+    assert len(re.findall(r"^20x30 .* ms ", output, flags=re.MULTILINE)) == 5
+    assert int(re.search(r"State after a million queries: (\d+) bytes", output)[1]) < 1024
 
 
 def test_benchmark_mq2008_prints_folds_and_mean(tmp_path):

@@ -291,6 +291,17 @@ def test_merged_shards_are_one(by, way):
     assert shards[1].compute() == means(ALL, epoch(1), way)
 
 
+def test_only_the_same_metric_can_be_merged():
+    metric, others = (
+        RankingMetrics(["ndcg@5"]),
+        (RankingMetrics(["ndcg@1"]), RankingMetrics(["ndcg@5"], gain="linear"), MRR()),
+    )
+    for other in others:
+        with pytest.raises(ValueError, match="same names and options"):
+            metric.merge_state(other)
+    metric.merge_state(RankingMetrics(["ndcg@5"], prefix="val/"))
+
+
 # Dtypes, devices and modes --------------------------------------------------------------------------------------------
 
 MOVES = {

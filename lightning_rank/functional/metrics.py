@@ -94,8 +94,9 @@ def _average_precision_by_hits(ranking: Ranking, top_k: int | None, min_relevanc
     if ranking.ties is None or top_k is None:
         hits = ranking.sum(chance, top_k)
         return ranking.sum(precisions, top_k) / hits.round().clamp(min=1)
-    lists = ranking.lists
-    size, place = ranking.tie_size(), ranking.tie_place()
+    lists, exact = ranking.lists, sum_dtype(chance.device)
+    chance, precisions, ranks = chance.to(exact), precisions.to(exact), ranking.rank.to(exact)
+    size, place = ranking.tie_size().to(exact), ranking.tie_place().to(exact)
     start = lists.position - place  # ranks above the tied items
     split = (start < top_k) & (start + size > top_k)
     whole = start + size <= top_k
@@ -105,12 +106,12 @@ def _average_precision_by_hits(ranking: Ranking, top_k: int | None, min_relevanc
     # P(h); the tied rank j stands for h = j.
     first = split & (place == 0)
     n, r = lists.sum(size * first), lists.sum(chance * size * first).round()
-    m = lists.sum((split & (lists.position < top_k)).to(n.dtype))
-    reciprocal = (split & (lists.position < top_k)).to(chance.dtype) / ranking.rank
+    m = lists.sum((split & (lists.position < top_k)).to(exact))
+    reciprocal = (split & (lists.position < top_k)).to(exact) / ranks
     s1, s2 = lists.sum(reciprocal), lists.sum(reciprocal * place)
     least, most = (m - (n - r)).clamp(min=0), torch.minimum(r, m)
     n_, r_, m_, least_, most_ = (lists.spread(x) for x in (n, r, m, least, most))
-    h = (place + 1).to(chance.dtype)
+    h = place + 1
     step = split & (h > least_) & (h <= most_)
     ratio = (r_ - h + 1) * (m_ - h + 1) / (h * (n_ - r_ - m_ + h))
     log_chance = lists.cumsum(torch.log(torch.where(step, ratio, 1.0)))

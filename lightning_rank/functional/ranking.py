@@ -9,7 +9,7 @@ plain quantities, and a metric is written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +21,9 @@ from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check
 # Up to this grade the ideal DCG is counted by levels; beyond it, or with fractions, grades are sorted.
 MOST_LEVELS = 16
 
+
+# Items that are ranked at a time on the CPU.
+BLOCK = 2**19
 
 T = TypeVar("T")
 
@@ -146,7 +149,7 @@ class Ties:
 
     def mean(self, values: Tensor) -> Tensor:
         """``[T]`` the mean of an item value over the run of each."""
-        # Sums by run, not differences of a running sum: 2^128 in one query would swallow the gains of the next.
+        # Sums by run, not differences of a running sum: a huge gain in one query would swallow those of the next.
         own = self.of(values).to(self.size.dtype)
         total = own.new_zeros(self.num_runs).index_add(0, self.run, own)
         return total.index_select(0, self.run) / self.size
@@ -176,8 +179,7 @@ class Ranking:
 
     Attributes:
         lists: the layout of the ranked items, possibly only the first ones of each query.
-        grade: grades in rank order, >= 0; 0 in padding. float64, but float32 for float32 scores in rows, whose values need no
-            more.
+        grade: grades in rank order, >= 0, of the dtype of values; 0 in padding.
         rank: 1-based ranks, of its dtype, broadcastable to ``grade``.
         known: bool in rank order, False where nobody judged an item; None if all are judged.
         length: ``[Q]`` retrieved items of each query, also where ``grade`` holds only the first ones.
@@ -222,10 +224,7 @@ class Ranking:
     def _head(self, top_k: int) -> Ranking:
         lists, take, ties = _first_ranks(self.lists, self.ties, top_k, is_free=values_are_free(self.grade))
         known = None if self.known is None else take(self.known)
-        grade = take(self.grade)
-        if isinstance(lists, PaddedLists) and self.judged.value_dtype == torch.float32 and values_are_free(grade):
-            grade = grade.float()
-        return Ranking(lists, grade, known, self.length, ties, self.judged, top_k, self.invalid)
+        return Ranking(lists, take(self.grade), known, self.length, ties, self.judged, top_k, self.invalid)
 
     def sum(self, values: Tensor, top_k: int | None = None) -> Tensor:
         """Sum over the ranks of each query, up to ``top_k`` -> ``[Q]``."""
@@ -428,7 +427,34 @@ def rank(
     ties: str = "average",
     depth: int | None = None,
 ) -> Ranking:
-    """Sort each query's items by score, descending.
+    """Sort each query's items by score, descending. Arguments and errors are those of ``rank_in_blocks``."""
+    batch = {
+        "mask": mask,
+        "indexes": indexes,
+        "offsets": offsets,
+        "judged": judged,
+        "ideal": ideal,
+        "ideal_mask": ideal_mask,
+    }
+    (ranking,) = rank_in_blocks(preds, target, **batch, ties=ties, depth=depth, max_items=None)
+    return ranking
+
+
+def rank_in_blocks(
+    preds: Tensor,
+    target: Tensor,
+    *,
+    mask: Tensor | None = None,
+    indexes: Tensor | None = None,
+    offsets: Tensor | None = None,
+    judged: Tensor | None = None,
+    ideal: Tensor | None = None,
+    ideal_mask: Tensor | None = None,
+    ties: str = "average",
+    depth: int | None = None,
+    max_items: int | None = BLOCK,
+) -> Iterator[Ranking]:
+    """Sort each query's items by score, descending, some queries at a time: what fits the processor's cache is fastest.
 
     Args:
         preds, target, mask, indexes, offsets: as for ``lists.arrange``.
@@ -437,6 +463,7 @@ def rank(
         ideal_mask: bool like ``ideal``.
         ties: what tied items do, one of ``conventions.TIES``.
         depth: the largest cutoff that will be asked for; None: the whole list.
+        max_items: about how many items a block has, but for a longer query; None: all. On a device there is one block.
 
     Raises:
         TypeError, ValueError: as ``lists.arrange``; a NaN score or grade (on the CPU in eager mode); ``ideal`` for flat input.
@@ -456,12 +483,32 @@ def rank(
     known = items["judged"]
     if known is not None:
         target = target.masked_fill(known.logical_not(), 0)
-    judged_items = (lists, target, known)
+    judged_items: tuple[Lists, Tensor, Tensor | None] = (lists, target, known)
     if ideal is not None:
         judged_items = (*_judged_items(lists, ideal, ideal_mask), None)
         if values_are_free(target):
             _check_ideal_holds(lists, target, *judged_items[:2])
+    if max_items is None or preds.numel() <= max_items or not values_are_free(preds):
+        yield _rank(lists, preds, target, known, judged_items, ties, depth, invalid)
+        return
+    for first, number in lists.blocks(max_items, depth):
+        part, take = lists.part(first, number)
+        judged_part, take_judged = judged_items[0].part(first, number)
+        judged_known = judged_items[2]
+        of_part = (judged_part, take_judged(judged_items[1]), None if judged_known is None else take_judged(judged_known))
+        yield _rank(part, take(preds), take(target), None if known is None else take(known), of_part, ties, depth, None)
 
+
+def _rank(
+    lists: Lists,
+    preds: Tensor,
+    target: Tensor,
+    known: Tensor | None,
+    judged_items: tuple[Lists, Tensor, Tensor | None],
+    ties: str,
+    depth: int | None,
+    invalid: Tensor | None,
+) -> Ranking:
     is_free = values_are_free(preds)
     order, key = _order(lists, preds, target, ties, depth)
     ranked = lists.sorted()
@@ -483,11 +530,11 @@ def rank(
             return values.gather(-1, order)
         return values[order].masked_fill(ranked.valid.logical_not(), 0)  # flat lists cut to rows, where looking is free
 
-    # Memory traffic is what metrics cost beside the sort: float32 where it is enough.
-    is_short = isinstance(ranked, PaddedLists) and preds.shape[-1] < 2**20 and (is_free or tied is None)
-    grade = in_order(target).to(value_dtype(preds) if is_short else sum_dtype(preds.device), copy=True).relu_()
+    del key
+    # Memory traffic is what metrics cost beside the sort: float32 but for sums.
+    grade = in_order(target).to(value_dtype(preds), copy=True).relu_()
     known = None if known is None else in_order(known)
-    all_judged = Judged(*judged_items, depth, value_dtype(preds) if isinstance(lists, PaddedLists) else grade.dtype)
+    all_judged = Judged(*judged_items, depth, grade.dtype)
     return Ranking(ranked, grade, known, lists.lengths, tied, all_judged, depth, invalid)
 
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_rank import functional, lists
+from lightning_rank.conventions import DENOMINATORS
 from lightning_rank.functional.entries import resolve, values_of
 from lightning_rank.functional.metrics import METRICS, MetricSpec, find_metric
-from lightning_rank.functional.ranking import rank
+from lightning_rank.functional.ranking import rank, rank_in_blocks
 from tests import reference
 from tests.conftest import (
     CUTOFFS,
@@ -158,6 +159,26 @@ def test_cutoffs_share_one_ranking(spec, much_longer, data):
             for query in known
         ]
         assert_close(value, expected)
+
+
+@given(data=st.data())
+def test_blocks_change_nothing(data):
+    batch = data.draw(batches(max_queries=6, max_items=5, judged=st.booleans()))
+    layout, depth = data.draw(st.sampled_from(LAYOUTS)), data.draw(st.sampled_from((None, 2)))
+    arguments = lay_out(batch, layout, dtypes={"judged": torch.bool}, seed=data.draw(SEEDS))
+    if layout == "padded" and data.draw(st.booleans()):
+        arguments |= ideal_of([query["target"] + [2.0] for query in batch])
+    elif layout == "offsets":
+        arguments["indexes"] = torch.arange(len(batch)) + 7
+    entries, _, _ = resolve([(spec, depth if spec.takes_top_k else None) for spec in METRICS.values()], {})
+    entries = [entry for entry in entries if depth is None or entry.top_k]
+    with mock.patch.object(lists, "MUCH_LONGER", 1):
+        whole = rank(**arguments, depth=depth)
+        blocks = list(rank_in_blocks(**arguments, depth=depth, max_items=data.draw(st.integers(1, 12))))
+    expected = torch.stack(values_of(entries, whole))
+    assert_close(torch.cat([torch.stack(values_of(entries, block)) for block in blocks], dim=1), expected)
+    if whole.lists.ids is not None:
+        assert torch.equal(torch.cat([block.lists.ids for block in blocks]), whole.lists.ids)
 
 
 @every_metric
@@ -373,6 +394,25 @@ def test_long_tied_list_of_one_grade_under_err(layout, top_k):
 
 
 # Precision of the numbers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["padded", "offsets"])
+@pytest.mark.parametrize("distinct", [1, 7, 100_000], ids=["tied", "long ties", "untied"])
+@every_metric
+def test_float32_is_enough_for_long_lists(spec, distinct, layout):
+    rng = random.Random(0)
+    n = 500 if spec.name == "err" else 20_000  # ERR takes a step for each tied item
+    scores = list(range(n)) if distinct > n else [rng.randrange(distinct) for _ in range(n)]
+    rng.shuffle(scores)
+    batch = [
+        {"preds": [1.0, 0.0], "target": [0.0, 1.0]},
+        {"preds": scores, "target": rng.choices([0, 1, 2, 4], weights=[90, 5, 4, 1], k=n)},
+    ]
+    every = [{"denominator": d} for d in DENOMINATORS] if "denominator" in spec.options else [{}]
+    for options, top_k in product(every, (None, 3, 700) if spec.takes_top_k else (None,)):
+        single = values(spec, batch, layout, dtypes={"preds": torch.float32}, top_k=top_k, **options)
+        assert single.dtype == torch.float32
+        assert_close(single, values(spec, batch, layout, top_k=top_k, **options), rtol=2e-6)
 
 
 def test_half_precision_scores_are_not_lowered_further_and_float64_scores_not_at_all():
