@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from importlib.util import find_spec
 
 import torch
@@ -74,17 +75,15 @@ class Batch:
             return (self.preds, self.target), {"offsets": self.offsets}
         return (self.preds.view(self.rows), self.target.view(self.rows)), {}
 
+    @cached_property
     def dictionaries(self) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, float]]]:
         """Judgements and run, by query and document."""
-        names = [f"d{i}" for i in range(int(self.offsets.diff().max()))]
-        qrels, run = {}, {}
-        for q, (grades, scores) in enumerate(
-            zip(
-                self.target.split(self.offsets.diff().tolist()), self.preds.split(self.offsets.diff().tolist()), strict=True
-            )
-        ):
-            run[f"q{q}"] = dict(zip(names, scores.tolist(), strict=False))
-            qrels[f"q{q}"] = dict(zip(names, grades.tolist(), strict=False))
+        lengths = self.offsets.diff().tolist()
+        names = [f"d{i}" for i in range(max(lengths))]
+        qrels, run = (
+            {f"q{q}": dict(zip(names, row.tolist(), strict=False)) for q, row in enumerate(values.split(lengths))}
+            for values in (self.target, self.preds)
+        )
         return qrels, run
 
 
@@ -115,11 +114,11 @@ def torchmetrics(batch: Batch, names: list[str]) -> Callable[[], Values]:
 def ranx(batch: Batch, names: list[str]) -> Callable[[], Values]:
     from ranx import Qrels, Run, evaluate
 
-    qrels, run = batch.dictionaries()
-    judged, ranked = Qrels(qrels), Run(run)
+    if not hasattr(batch, "ranx"):
+        batch.ranx = tuple(make(rows) for make, rows in zip((Qrels, Run), batch.dictionaries, strict=True))
 
     def score() -> Values:
-        values = evaluate(judged, ranked, names)
+        values = evaluate(*batch.ranx, names)
         return dict(values) if isinstance(values, dict) else {names[0]: float(values)}
 
     return score
@@ -129,7 +128,7 @@ def pytrec_eval(batch: Batch, names: list[str]) -> Callable[[], Values]:
     import pytrec_eval as tool
 
     measures = {"ndcg@10": "ndcg_cut_10", "map": "map", "mrr": "recip_rank"}
-    qrels, run = batch.dictionaries()
+    qrels, run = batch.dictionaries
     evaluator = tool.RelevanceEvaluator(qrels, {measures[name].replace("cut_", "cut.") for name in names})
 
     def score() -> Values:
@@ -179,6 +178,7 @@ def compare(shape: str, peers: list[str]) -> Iterator[list[str]]:
             except LookupError:
                 cells.append("")
                 continue
+            print(f"{shape}, {label}: {peer}", file=sys.stderr)
             for name, value in theirs().items():
                 if abs(value - values[name]) > 1e-5:
                     raise SystemExit(f"{name} differs on {shape}: {values[name]} here, {value} in {peer}.")
