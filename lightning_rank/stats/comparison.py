@@ -153,7 +153,7 @@ def paired(
     elif test == "wilcoxon":
         statistic, pvalue = _signed_ranks(d)
     elif degenerate:
-        pvalue = max(math.ldexp(2, -n), sys.float_info.min) if mean else 1.0
+        pvalue = math.ldexp(2, -n) if mean else 1.0
     elif test == "bootstrap":
         pvalue, low, high = _bootstrap(d, t, alpha, resamples, seed)
     else:
@@ -165,7 +165,8 @@ def paired(
         difference=mean,
         low=low,
         high=high,
-        pvalue=pvalue,
+        # A p beyond the range of a float is not 0.
+        pvalue=max(pvalue, sys.float_info.min),
         statistic=statistic,
         effect_size=mean / sd if sd else infinite,
         wins=wins,

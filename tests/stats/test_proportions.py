@@ -127,9 +127,7 @@ def test_lift_of_and_over_nothing():
 
 
 def log_likelihood(p_a: float, a: tuple[int, int], b: tuple[int, int], null: float) -> float:
-    return sum(
-        scipy.special.xlogy(x, p) + scipy.special.xlogy(n - x, 1 - p) for (x, n), p in ((a, p_a), (b, p_a + null))
-    )
+    return sum(scipy.special.xlogy(x, p) + scipy.special.xlogy(n - x, 1 - p) for (x, n), p in ((a, p_a), (b, p_a + null)))
 
 
 @given(arms(least=1), arms(least=1), st.floats(-0.95, 0.95))
