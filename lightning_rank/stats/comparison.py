@@ -236,7 +236,8 @@ def _first(ids: Any) -> str:
 
 def _flip_test(sizes: np.ndarray, observed: float, resamples: int, seed: int) -> float:
     """p of a sum of differences of these sizes, against the sums with their signs flipped at random."""
-    sizes = sizes[sizes > 0]
+    # In order, so that which sign came first, or which ranker, does not matter.
+    sizes = np.sort(sizes[sizes > 0])
     # Flips that give the observed sum but for rounding count.
     reached = observed * (1 - 1e-9) - 1e-12 * float(sizes.sum())
     if len(sizes) <= EXACT_FLIPS:

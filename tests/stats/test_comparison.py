@@ -111,6 +111,11 @@ def test_a_constant_shift_is_marked_and_no_overwhelming_evidence(test, n):
     assert 0 < found.pvalue < 0.5
 
 
+def test_swapped_rankers_have_the_same_random_flips():
+    a, b = normal_rankers(60, 0.02)
+    assert paired(a, b, test="randomization").pvalue == paired(b, a, test="randomization").pvalue
+
+
 def test_ties_within_rounding():
     found = paired([0.3, 0.5, 0.5, 0.5], [0.1 + 0.2, 0.5 + 5e-10, 0.6, 0.4])
     assert (found.wins, found.ties, found.losses) == (1, 2, 1)
