@@ -199,9 +199,11 @@ def _columns(text: bytes, form: _Format, path: str | Path, lines_before: int) ->
     names = (*form.columns, "beyond")
     wanted = [form.query, form.document, form.value, len(form.columns) - 1 if form.may_go_on else len(form.columns)]
     schema = {name: pl.Float64 if i == form.value else pl.String for i, name in enumerate(names)}
+    plain = _with_single_blanks(text)
+    has_comment = plain.startswith(b"#") or b"\n#" in plain
     try:
         table = pl.read_csv(
-            io.BytesIO(_with_single_blanks(text)), separator=" ", has_header=False, quote_char=None, comment_prefix="#",
+            io.BytesIO(plain), separator=" ", has_header=False, quote_char=None, comment_prefix="#" if has_comment else None,
             schema=schema, columns=sorted(set(wanted)), truncate_ragged_lines=True, extra_columns="ignore", missing_columns="insert",
         )  # fmt: skip
     except pl.exceptions.NoDataError:
@@ -209,9 +211,6 @@ def _columns(text: bytes, form: _Format, path: str | Path, lines_before: int) ->
     except (pl.exceptions.ComputeError, pl.exceptions.SchemaError) as error:
         raise _first_fault(text, form, path, lines_before, str(error)) from None
     query, document, value, last = (table[names[i]] for i in wanted)
-    if query.null_count():
-        blank = query.is_null()
-        query, document, value, last = (column.filter(~blank) for column in (query, document, value, last))
     if form.may_go_on:
         whole = not last.null_count()
     else:
@@ -222,21 +221,20 @@ def _columns(text: bytes, form: _Format, path: str | Path, lines_before: int) ->
 
 
 def _with_single_blanks(text: bytes) -> bytes:
-    """Lines whose columns one blank separates, without blanks at either end; done in place of a split of each line."""
-    if text.startswith(b"\xef\xbb\xbf"):
-        text = text[3:]
-    if b"\t" in text or b"\v" in text or b"\f" in text:
-        text = text.translate(_BLANKS)
-    if b"\r" in text:
-        text = text.replace(b"\r", b"")
-    while b"  " in text:
-        text = text.replace(b"  ", b" ")
-    if text.startswith(b" "):
-        text = text[1:]
-    for old in (b"\n ", b" \n"):
-        if old in text:
-            text = text.replace(old, b"\n")
-    return text.removesuffix(b" ")
+    """Lines whose columns one blank separates, without blanks at either end or empty lines; no line is split for it."""
+    text = text.removeprefix(b"\xef\xbb\xbf")
+    for other in (b"\t", b"\v", b"\f"):
+        if other in text:
+            text = text.translate(_BLANKS)
+            break
+    blank = np.frombuffer(text, np.uint8) <= 32
+    if not (blank[1:] & blank[:-1]).any() and not blank[:1].any():
+        return text
+    text = text.replace(b"\r\n", b"\n")
+    for twice, once in ((b"  ", b" "), (b" \n", b"\n"), (b"\n ", b"\n"), (b"\n\n", b"\n")):
+        while twice in text:
+            text = text.replace(twice, once)
+    return text.lstrip().removesuffix(b" ")
 
 
 def _first_fault(text: bytes, form: _Format, path: str | Path, lines_before: int, error: str) -> ValueError:
