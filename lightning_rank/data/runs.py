@@ -41,6 +41,7 @@ class DocumentLists:
         documents: ``[document]`` ids, a polars Series of text, in the order in which they came within the query.
         values: ``[document]`` float64.
         name: what tables call it.
+        tag: what a run calls itself in its file.
     """
 
     query_ids: list[str]
@@ -48,6 +49,7 @@ class DocumentLists:
     documents: pl.Series
     values: np.ndarray
     name: str = ""
+    tag: str = ""
 
     _kind: ClassVar[str] = "list"
     _value: ClassVar[str] = "value"

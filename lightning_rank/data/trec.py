@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -58,7 +59,8 @@ def read_trec_run(path: str | Path, *, name: str | None = None, strict: bool = F
 
     Source: the results format of trec_eval.
     """
-    return Run.from_pieces(list(_pieces(path, _RUN)), name=_name(path) if name is None else name, strict=strict)
+    run = Run.from_pieces(list(_pieces(path, _RUN)), name=_name(path) if name is None else name, strict=strict)
+    return replace(run, tag=_first_line(path)[len(_RUN.columns) - 1])
 
 
 def read_qrels(path: str | Path, *, strict: bool = False) -> Judgements:
@@ -108,7 +110,7 @@ def write_trec(path: str | Path, lists: Run | Judgements, *, tag: str | None = N
         order = lists.order("arrival")
         frame = frame if order is None else frame[order]
         rank = np.arange(len(frame)) - np.repeat(lists.offsets[:-1], lists.lengths) + 1
-        tag = (tag or lists.name or "lightning_rank").replace(" ", "_")
+        tag = (tag or lists.tag or lists.name or "lightning_rank").replace(" ", "_")
         frame = frame.select("query", pl.lit("Q0"), "document", pl.Series("rank", rank), "score", pl.lit(tag).alias("tag"))
     else:
         frame = frame.select("query", pl.lit("0"), "document", pl.col("grade"))
@@ -164,10 +166,14 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
 
 def looks_like(path: str | Path) -> str:
     """``"trec"``, ``"qrels"`` or ``"msmarco"`` by the number of columns of the first line that has any."""
+    return {3: "msmarco", 4: "qrels"}.get(len(_first_line(path)), "trec")
+
+
+def _first_line(path: str | Path) -> list[str]:
     with opened(path) as file:
         for line in file:
             if line.strip() and not line.lstrip().startswith(b"#"):
-                return {3: "msmarco", 4: "qrels"}.get(len(line.split()), "trec")
+                return line.decode(errors="replace").split()
     raise ValueError(f"{path}: there is no line in it, so there is nothing to evaluate.")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from lightning_rank.functional.metrics import METRICS
 from lightning_rank.functional.ranking import BLOCK, Judged, Ranking, _tied_items
 from lightning_rank.functional.uncertainty import interval_of_mean
 from lightning_rank.lists import JaggedLists
-from lightning_rank.offline.measures import Measure, parse_measures
+from lightning_rank.offline.measures import Measure, graded_rbp, parse_measures
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,6 +27,8 @@ MISSING = ("zero", "skip", "error")
 BY_DOCUMENT = ("trec_eval", "beir")
 # Tools to which a grade below 0 means that nobody judged the document.
 UNJUDGED_BELOW_0 = ("trec_eval", "beir")
+# What trec_eval gives RBP unless told otherwise.
+TREC_PERSISTENCE = 0.9
 # The floor of a geometric mean, as in trec_eval.
 LEAST = 1e-5
 
@@ -74,6 +76,7 @@ class Evaluation:
 
     Attributes:
         run: its name.
+        tag: what it calls itself in its file; the name where it does not.
         measures: in the order asked for.
         query_ids: the judged queries that are evaluated, in the order of the judgements.
         values: per measure, ``[query]`` float64; NaN where a query is left out of the mean.
@@ -92,6 +95,7 @@ class Evaluation:
     """
 
     run: str
+    tag: str
     measures: tuple[Measure, ...]
     query_ids: list[str]
     values: Mapping[str, np.ndarray]
@@ -211,13 +215,15 @@ def evaluate(
             under ``missing="error"``.
     """
     parsed = parse_measures(measures)
+    if convention == "trec_eval":
+        parsed = [replace(m, spec=None, of=graded_rbp(m.top_k)) if m.spec is METRICS["rbp"] else m for m in parsed]
     check_choice("missing", missing, MISSING)
     check_top_k(depth)
     check_number("min_relevance", min_relevance, above=0)
     check_number("level", level, above=0, below=1)
     entries, policy = _entries(parsed, convention, min_relevance, options)
     rankings = _Rankings(judgements, run, convention, policy["ties"], missing, depth)
-    p = options.get("p", METRICS["rbp"].options["p"])
+    p = options.get("p", TREC_PERSISTENCE if convention == "trec_eval" else METRICS["rbp"].options["p"])
     shown = max([m.top_k for m in parsed if m.top_k is not None], default=10)
     blocks = [_of_block(ranking, parsed, entries, min_relevance, p, shown) for ranking in rankings.blocks()]
     columns = np.concatenate(blocks, axis=1)
@@ -237,7 +243,7 @@ def evaluate(
         fully_judged=int((judged_share[retrieved] > 1 - 1e-9).sum()),
     )
     conventions = _conventions(entries, convention, policy, missing, depth, min_relevance)
-    return Evaluation(run.name, tuple(parsed), rankings.query_ids, values, counts, conventions, level, rankings)
+    return Evaluation(run.name, run.tag or run.name, tuple(parsed), rankings.query_ids, values, counts, conventions, level, rankings)
 
 
 def _entries(
@@ -249,8 +255,8 @@ def _entries(
     given = dict(options)
     if "min_relevance" in takes:
         given["min_relevance"] = min_relevance
-    if "p" in given and "p" not in takes and any(m.name == "rbp_resid" for m in parsed):
-        del given["p"]
+    if "p" in given and "p" not in takes and any(m.trec_name.startswith("rbp") for m in parsed):
+        check_number("p", given.pop("p"), above=0, below=1)
     resolved, shared, rest = resolve(metrics, given | {"convention": convention})
     for name in (*rest, *(given.keys() & {"aggregation", "ignore_index", "whole_queries", "per_query"})):
         raise TypeError(f"evaluate() has no option {name!r}.")

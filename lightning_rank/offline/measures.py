@@ -17,7 +17,7 @@ CUTOFFS = (5, 10, 15, 20, 30, 100, 200, 500, 1000)
 
 OFFICIAL = (
     "num_q num_ret num_rel num_rel_ret map gm_map Rprec bpref recip_rank iprec_at_recall P"
-)  # fmt: skip
+)
 ALL_TREC = (
     f"{OFFICIAL} recall_5,10,15,20,30,100,200,500,1000 gm_bpref Rprec_mult utility 11pt_avg ndcg ndcg_cut map_cut relative_P "
     "success set_P set_relative_P set_recall set_map set_F num_nonrel_judged_ret rbp rbp_resid unj"
@@ -155,7 +155,19 @@ def _share_judged(top_k: int | None) -> Callable[[Ranking, float, float], Tensor
 
 
 def _rbp_residual(ranking: Ranking, relevance: float, p: float) -> Tensor:
-    return ranking.sum(_unjudged(ranking) * (1 - p) * p ** (ranking.rank - 1))
+    seen = ranking.sum(_unjudged(ranking) * (1 - p) * p ** (ranking.rank - 1))
+    # What comes after the last document is as unknown; of a query without any, trec_eval says 0.
+    return seen + p ** ranking.length.double() * (ranking.length > 0)
+
+
+def graded_rbp(top_k: int | None) -> Callable[[Ranking, float, float], Tensor]:
+    """The ``rbp`` of trec_eval: a document adds its grade as a share of the best grade of the query, whatever is relevant."""
+
+    def of(ranking: Ranking, relevance: float, p: float) -> Tensor:
+        share = ranking.mean_of_tied(ranking.grade) / ranking.lists.spread(ranking.judged.top_grade().clamp(min=1e-300))
+        return ranking.sum(share * (1 - p) * p ** (ranking.rank - 1), top_k)
+
+    return of
 
 
 _PLAIN: dict[str, Measure] = {
@@ -235,7 +247,7 @@ def _parsed(name: str) -> Sequence[Measure]:
     if match and int(match[2]) >= 1:
         k = int(match[2])
         return [Measure(name, f"{match[1]}_{k}", of=_share_judged(k) if match[1] == "judged" else _share_unjudged(k))]
-    match = re.fullmatch(r"([A-Za-z_]+?)(?:[._](\d[\d.,]*))?", name)
+    match = re.fullmatch(r"([A-Za-z_]+?)(?:[._]([\d.][\d.,]*))?", name)
     family, parameters = (match[1], match[2]) if match else (name, None)
     if family in _FAMILIES:
         make, defaults, written = _FAMILIES[family]

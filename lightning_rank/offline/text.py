@@ -22,7 +22,7 @@ def trec_lines(result: Evaluation, *, per_query: bool = False) -> Iterator[str]:
                 value = result.values[measure.name][number]
                 if measure.over_queries != "geometric" and measure.name != "num_q" and not np.isnan(value):
                     yield _trec_line(measure, query, value)
-    yield f"{'runid':<22}\tall\t{result.run}"
+    yield f"{'runid':<22}\tall\t{result.tag}"
     for measure in result.measures:
         yield _trec_line(measure, "all", result[measure.name].value)
 
