@@ -251,7 +251,7 @@ def _frame(path: str | Path, kind: str, columns: Mapping[str, str], value: str) 
                     )
         found = _found(path, header, columns, value)
         frame = pl.read_csv(
-            io.BytesIO(data), separator=separator, columns=list(found.values()), infer_schema=False, missing_utf8_is_empty_string=False
+            io.BytesIO(data), separator=separator, columns=list(found.values()), infer_schema=False
         )
         return frame, found
     except pl.exceptions.PolarsError as error:

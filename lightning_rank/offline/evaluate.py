@@ -326,6 +326,22 @@ def _of_block(
     return torch.stack([row.double() for row in rows]).numpy()
 
 
+class TiedRanks(NamedTuple):
+    """The first documents of each query, with the ranks that ties let them have.
+
+    Attributes:
+        query: ``[document]`` number of the query.
+        documents: their ids.
+        first: ``[document]`` the first rank, from 1, of those tied with it.
+        size: ``[document]`` how many they are.
+    """
+
+    query: np.ndarray
+    documents: pl.Series
+    first: np.ndarray
+    size: np.ndarray
+
+
 class _Rankings:
     """A run joined with judgements: the judged queries, each with its retrieved documents in rank order and their grades."""
 
@@ -419,6 +435,19 @@ class _Rankings:
         """Grades >= 0, and which are judged."""
         known = grades >= 0 if self.below_0_is_unjudged else ~np.isnan(grades)
         return torch.from_numpy(np.where(grades > 0, grades, 0.0)), torch.from_numpy(known)
+
+    def tied_ranks(self, depth: int) -> TiedRanks:
+        """The first ``depth`` documents of each query; ties that the cutoff splits are cut there."""
+        lengths = self.lengths.clip(max=depth)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        query = np.repeat(np.arange(len(lengths)), lengths)
+        rank = np.arange(offsets[-1]) - offsets[query] + 1
+        place = self.starts[query] + rank - 1
+        row = place if self.order is None else self.order[place]
+        new = np.ones(len(place), bool) if self.tied is None else ~self.tied[place] | (rank == 1)
+        starts = np.flatnonzero(new)
+        sizes = np.diff(np.append(starts, len(place)))
+        return TiedRanks(query, self.run.documents.gather(row), np.repeat(rank[starts], sizes), np.repeat(sizes, sizes))
 
     def top(self, query: str, k: int) -> list[tuple[str, float | None]]:
         """The first ``k`` documents of a query, with their grades; None where nobody judged."""
