@@ -1,9 +1,7 @@
-"""The command ``lightning-rank``: fit, validate, test and predict from a configuration file, on LightningCLI."""
+"""fit, validate, test and predict from a configuration file, on LightningCLI."""
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -149,11 +147,8 @@ def evaluate(
     return {name: value.item() for name, value in metrics.compute().items()}
 
 
-def main(args: list[str] | None = None) -> int:
-    """Entry point of the command ``lightning-rank``; returns the exit status.
-
-    Bad input is one line on stderr and status 1; with the environment variable ``LIGHTNING_RANK_TRACEBACK`` set, a traceback.
-    """
+def run(args: list[str] | None) -> None:
+    """Run a subcommand of LightningCLI; None takes those of the process."""
     # Advice on speed that is wrong for data in memory, and a deprecation inside Lightning that no user can act on.
     for advice in (
         ".*does not have many workers.*",
@@ -161,27 +156,17 @@ def main(args: list[str] | None = None) -> int:
         ".*isinstance.treespec, LeafSpec.*",
     ):
         warnings.filterwarnings("ignore", advice)
-    try:
-        RankingCLI(
-            RankingModule,
-            LightningDataModule,
-            subclass_mode_data=True,
-            seed_everything_default=0,
-            trainer_defaults={"max_epochs": 50},
-            parser_kwargs={
-                "version": __version__,
-                "prog": "lightning-rank",
-                "description": "Train and evaluate rankers with PyTorch Lightning.",
-            },
-            args=args,
-        )
-    except (ValueError, OSError) as error:
-        if os.environ.get("LIGHTNING_RANK_TRACEBACK"):
-            raise
-        print(f"lightning-rank: error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    RankingCLI(
+        RankingModule,
+        LightningDataModule,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        trainer_defaults={"max_epochs": 50},
+        parser_kwargs={
+            "version": __version__,
+            "prog": "lightning-rank",
+            "description": "Train and evaluate rankers with PyTorch Lightning. Files of results are judged by "
+            "'lightning-rank evaluate' and 'lightning-rank compare', which have a --help of their own.",
+        },
+        args=args,
+    )
