@@ -115,7 +115,9 @@ def test_core_needs_torch_and_torchmetrics_alone():
     assert third_parties(core) <= {"torch", "torchmetrics", "matplotlib"}
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if FLOOR_OF.get(unit_of(module_of(file)), 0) < FLOOR_OF["callbacks"]], ids=module_of)
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if FLOOR_OF.get(unit_of(module_of(file)), 0) < FLOOR_OF["callbacks"]], ids=module_of
+)
 def test_only_upper_floors_know_lightning(file):
     assert not {imported.partition(".")[0] for imported in imports(file)} & LIGHTNING
 

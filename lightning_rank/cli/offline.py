@@ -26,7 +26,12 @@ def run(args: Sequence[str]) -> None:
         ValueError, OSError: bad input, before anything is written.
     """
     options = _parser().parse_args(args)
-    warnings.showwarning = _say
+    with warnings.catch_warnings():
+        warnings.showwarning = _say  # type: ignore[assignment]  # it ignores where in the code it came from
+        _run(options)
+
+
+def _run(options: argparse.Namespace) -> None:
     for path in (options.output, options.per_query):
         if path is not None and Path(path).exists() and not options.overwrite:
             raise FileExistsError(f"{path} exists: choose another name, or give --overwrite.")
@@ -75,7 +80,9 @@ def _compare(options: argparse.Namespace, judgements: Judgements, runs: dict[str
 def _asked(options: argparse.Namespace) -> dict[str, Any]:
     convention = None if options.convention == "lightning_rank" else options.convention
     asked = {name: getattr(options, name) for name in ("missing", "depth", "min_relevance")} | {"convention": convention}
-    given = {name: getattr(options, name) for name in ("gain", "ties", "p", "denominator", "max_grade", "empty_target_action")}
+    given = {
+        name: getattr(options, name) for name in ("gain", "ties", "p", "denominator", "max_grade", "empty_target_action")
+    }
     return asked | {name: value for name, value in given.items() if value is not None}
 
 
@@ -130,17 +137,25 @@ def _parser() -> argparse.ArgumentParser:
             "--run", required=True, action="append", metavar="[NAME=]FILE",
             help="a run; again for another" + (" (the first is the baseline)" if command is compare else ""),
         )  # fmt: skip
-        files.add_argument("--qrels-format", choices=FILES, help="kind of the judgements; by the file's name and first line")
+        files.add_argument(
+            "--qrels-format", choices=FILES, help="kind of the judgements; by the file's name and first line"
+        )
         files.add_argument("--run-format", choices=FILES, help="kind of the runs; by the file's name and first line")
         files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
-        files.add_argument("--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table")
+        files.add_argument(
+            "--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table"
+        )
         files.add_argument("--strict", action="store_true", help="refuse repeated documents and judgements")
         what = command.add_argument_group("measures")
         what.add_argument("--metrics", nargs="+", default=[_DEFAULT], metavar="NAME", help=f"by default {_DEFAULT}")
-        what.add_argument("--convention", metavar="TOOL", help="options of a tool, such as trec_eval; lightning_rank is the default")
-        what.add_argument("--missing", default="zero", metavar="zero|skip|error", help="what a query counts that a run misses")
+        what.add_argument("--convention", metavar="TOOL", help="options of a tool, such as trec_eval")
+        what.add_argument(
+            "--missing", default="zero", metavar="zero|skip|error", help="what a query counts that a run misses"
+        )
         what.add_argument("--depth", "-M", type=int, metavar="N", help="documents of each query that count, after sorting")
-        what.add_argument("--min-relevance", "-l", type=float, default=1, metavar="GRADE", help="relevant from this grade on")
+        what.add_argument(
+            "--min-relevance", "-l", type=float, default=1, metavar="GRADE", help="relevant from this grade on"
+        )
         what.add_argument("--level", type=float, default=0.95, help="of the intervals")
         for name, values in (
             ("gain", "exp2|linear"), ("ties", "average|stable"), ("denominator", "relevant|cutoff|hits"),

@@ -81,7 +81,9 @@ class Ratings:
         self._needs_time("leave_last_out")
         pl = polars()
         place = pl.int_range(pl.len(), dtype=pl.Int64).over("user")
-        ordered = self.frame.sort("time", maintain_order=True).with_columns(place.alias("place"), pl.len().over("user").alias("of"))
+        ordered = self.frame.sort("time", maintain_order=True).with_columns(
+            place.alias("place"), pl.len().over("user").alias("of")
+        )
         held_out = (pl.col("place") >= pl.col("of") - number) & (pl.col("of") > number)
         return self._split(ordered, held_out)
 
@@ -148,7 +150,9 @@ def read_ratings(path: str | Path, *, columns: Mapping[str, str] | None = None) 
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"{path}: cannot be read: {str(error).splitlines()[0]}.") from None
     lower = {name.strip().lower(): name for name in reversed(frame.columns)}
-    found = {part: next((lower[name] for name in names if name in lower), None) for part, names in _COLUMNS.items()} | dict(columns)
+    found = {part: next((lower[name] for name in names if name in lower), None) for part, names in _COLUMNS.items()} | dict(
+        columns
+    )
     for part, name in found.items():
         if name not in frame.columns and (part != "time" or part in columns):
             raise ValueError(f"{path}: there is no column for the {part}; there is {', '.join(frame.columns)}.")

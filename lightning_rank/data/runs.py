@@ -56,7 +56,13 @@ class DocumentLists:
 
     @classmethod
     def from_columns(
-        cls: type[T], query: Iterable[Any], document: Iterable[Any], value: Iterable[float], *, name: str = "", strict: bool = False
+        cls: type[T],
+        query: Iterable[Any],
+        document: Iterable[Any],
+        value: Iterable[float],
+        *,
+        name: str = "",
+        strict: bool = False,
     ) -> T:
         """From three columns of equal length: lists, arrays or Series; ids may be whole numbers, and become text.
 
@@ -268,7 +274,8 @@ class Run(DocumentLists):
             group = np.cumsum(~same[at])
             pl = polars()
             by_id = pl.DataFrame({"group": group, "document": self.documents.gather(order[at])})
-            order[at] = order[at][by_id.select(pl.arg_sort_by("group", "document", descending=[False, True])).to_series().to_numpy()]
+            by_id = by_id.select(pl.arg_sort_by("group", "document", descending=[False, True]))
+            order[at] = order[at][by_id.to_series().to_numpy()]
         return order
 
     def tied_with_above(self, order: np.ndarray | None) -> np.ndarray:
@@ -336,7 +343,9 @@ def text_column(name: str, ids: Iterable[Any]) -> pl.Series:
     try:
         series = ids if isinstance(ids, pl.Series) else pl.Series(name, ids if hasattr(ids, "__array__") else list(ids))
     except TypeError as error:
-        raise ValueError(f"The ids of the column {name} must be of one type, all text or all whole numbers: {error}.") from None
+        raise ValueError(
+            f"The ids of the column {name} must be of one type, all text or all whole numbers: {error}."
+        ) from None
     if not (series.dtype in (pl.String, pl.Categorical, pl.Enum) or series.dtype.is_integer()):
         if series.dtype == pl.Null or not len(series):
             return series.cast(pl.String)
@@ -345,5 +354,6 @@ def text_column(name: str, ids: Iterable[Any]) -> pl.Series:
             "write them as they stand in the other file."
         )
     if series.null_count():
-        raise ValueError(f"The column {name} lacks an id in {series.null_count():,} rows, first in row {series.is_null().arg_max() + 1}.")
+        row = series.is_null().arg_max() + 1
+        raise ValueError(f"The column {name} lacks an id in {series.null_count():,} rows, first in row {row}.")
     return series.cast(pl.String)

@@ -216,7 +216,7 @@ def _read_table(cls: type[T], path: str | Path, kind: str, columns: Mapping[str,
     numbers = numbers.cast(pl.Float64)
     bad = numbers.is_null() | numbers.is_nan()
     if bad.any():
-        row = int(bad.arg_max())  # type: ignore[arg-type]  # there is one
+        row = int(bad.arg_max())
         where = f"{path}:{row + (1 if kind == 'jsonl' else 2)}" if kind != "parquet" else f"{path}, row {row + 1}"
         raise ValueError(f"{where}: the column {found[by]} must be a number, got {frame[found[by]][row]!r}.")
     pieces = [(ids[0].rle().struct.unnest(), ids[1], numbers.to_numpy() * (1 if by == value else -1))]
@@ -250,9 +250,7 @@ def _frame(path: str | Path, kind: str, columns: Mapping[str, str], value: str) 
                         f"but the header has {told}: {header[0][:80]!r}."
                     )
         found = _found(path, header, columns, value)
-        frame = pl.read_csv(
-            io.BytesIO(data), separator=separator, columns=list(found.values()), infer_schema=False
-        )
+        frame = pl.read_csv(io.BytesIO(data), separator=separator, columns=list(found.values()), infer_schema=False)
         return frame, found
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"{path}: cannot be read as {kind}: {str(error).splitlines()[0]}.") from None
@@ -269,8 +267,9 @@ def _found(path: str | Path, header: Sequence[str], columns: Mapping[str, str], 
             names = [lower[name] for name in COLUMNS[part] if name in lower and lower[name] not in found.values()]
             if names:
                 found[part] = names[0]
-    if value == "score" and "score" not in found and "rank" not in found:
-        found |= {"rank": lower[name] for name in reversed(COLUMNS["rank"]) if name in lower}
+    rank = next((lower[name] for name in COLUMNS["rank"] if name in lower), None)
+    if rank and value == "score" and "score" not in found and "rank" not in found:
+        found["rank"] = rank
     for part in ("query", "document", value):
         if part not in found and not (part == "score" and "rank" in found):
             raise ValueError(

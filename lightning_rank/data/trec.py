@@ -104,7 +104,9 @@ def write_trec(path: str | Path, lists: Run | Judgements, *, tag: str | None = N
     for ids in (pl.Series(lists.query_ids, dtype=pl.String), lists.documents):
         bad = ids.str.contains(r"\s|^$")
         if bad.any():
-            raise ValueError(f"The format separates columns by blanks, so an id has none and is not empty, got {ids.filter(bad)[0]!r}.")
+            raise ValueError(
+                f"Blanks separate the columns, so an id has none and is not empty, got {ids.filter(bad)[0]!r}."
+            )
     frame = lists.to_polars()
     if isinstance(lists, Run):
         order = lists.order("arrival")
@@ -133,7 +135,8 @@ def writing(path: str | Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with gzip.open(unfinished, "wb") if path.suffix == ".gz" else unfinished.open("wb") as file:  # type: ignore[attr-defined]
+        opener: Any = gzip.open if path.suffix == ".gz" else open
+        with opener(unfinished, "wb") as file:
             yield file
         unfinished.replace(path)
     finally:
@@ -210,17 +213,15 @@ def _columns(text: bytes, form: _Format, path: str | Path, lines_before: int) ->
     try:
         table = pl.read_csv(
             io.BytesIO(plain), separator=" ", has_header=False, quote_char=None, comment_prefix="#" if has_comment else None,
-            schema=schema, columns=sorted(set(wanted)), truncate_ragged_lines=True, extra_columns="ignore", missing_columns="insert",
+            schema=schema, columns=sorted(set(wanted)), truncate_ragged_lines=True, extra_columns="ignore",
+            missing_columns="insert",
         )  # fmt: skip
     except pl.exceptions.NoDataError:
         table = pl.DataFrame(schema={names[i]: schema[names[i]] for i in sorted(set(wanted))})
     except (pl.exceptions.ComputeError, pl.exceptions.SchemaError) as error:
         raise _first_fault(text, form, path, lines_before, str(error)) from None
     query, document, value, last = (table[names[i]] for i in wanted)
-    if form.may_go_on:
-        whole = not last.null_count()
-    else:
-        whole = last.null_count() == len(last)
+    whole = last.null_count() == (0 if form.may_go_on else len(last))
     if not whole or value.null_count() or value.is_nan().any():
         raise _first_fault(text, form, path, lines_before, "")
     return query.rle().struct.unnest(), document, value.to_numpy()

@@ -132,9 +132,12 @@ class Comparison:
         for found in self.differences:
             if found.measure == measure and candidate in (None, found.candidate):
                 return found
-        raise KeyError(f"{key!r} was not compared; there is {', '.join(f'{d.measure} of {d.candidate}' for d in self.differences)}.")
+        there = ", ".join(f"{d.measure} of {d.candidate}" for d in self.differences)
+        raise KeyError(f"{key!r} was not compared; there is {there}.")
 
-    def worst(self, number: int = 5, *, measure: str | None = None, candidate: str | None = None, shown: int = 10) -> list[Change]:
+    def worst(
+        self, number: int = 5, *, measure: str | None = None, candidate: str | None = None, shown: int = 10
+    ) -> list[Change]:
         """The queries that lost most, with both rankings side by side.
 
         Args:
@@ -145,7 +148,9 @@ class Comparison:
         """
         return self._changes(number, measure, candidate, shown, -1)
 
-    def best(self, number: int = 5, *, measure: str | None = None, candidate: str | None = None, shown: int = 10) -> list[Change]:
+    def best(
+        self, number: int = 5, *, measure: str | None = None, candidate: str | None = None, shown: int = 10
+    ) -> list[Change]:
         """The queries that won most; arguments as for ``worst``."""
         return self._changes(number, measure, candidate, shown, 1)
 
@@ -234,8 +239,8 @@ class Comparison:
             r = d.result
             unjudged = "" if math.isnan(d.unjudged_wins[0]) else "{:.2f} -> {:.2f}".format(*d.unjudged_wins)
             rows.append(
-                [f"{d.candidate}: {d.measure}" if several else d.measure, f"{r.value_a:.4f}", f"{r.value_b:.4f}", f"{r.difference:+.4f}",
-                 f"{r.low:+.4f} to {r.high:+.4f}", _p(r.pvalue), _p(d.pvalue), f"{r.effect_size:+.3f}",
+                [f"{d.candidate}: {d.measure}" if several else d.measure, f"{r.value_a:.4f}", f"{r.value_b:.4f}",
+                 f"{r.difference:+.4f}", f"{r.low:+.4f} to {r.high:+.4f}", _p(r.pvalue), _p(d.pvalue), f"{r.effect_size:+.3f}",
                  f"{d.wins}/{r.ties}/{d.losses}", unjudged]
             )  # fmt: skip
         return rows
@@ -409,4 +414,3 @@ def _measure(result: Evaluation, name: str) -> Measure:
 
 def _p(value: float) -> str:
     return f"{value:.4f}" if value >= 0.0001 else f"{value:.1e}"
-

@@ -243,7 +243,8 @@ def evaluate(
         fully_judged=int((judged_share[retrieved] > 1 - 1e-9).sum()),
     )
     conventions = _conventions(entries, convention, policy, missing, depth, min_relevance)
-    return Evaluation(run.name, run.tag or run.name, tuple(parsed), rankings.query_ids, values, counts, conventions, level, rankings)
+    tag = run.tag or run.name
+    return Evaluation(run.name, tag, tuple(parsed), rankings.query_ids, values, counts, conventions, level, rankings)
 
 
 def _entries(
@@ -266,8 +267,8 @@ def _entries(
         raise ValueError(f"`ties` of a run must be 'average' or 'stable', got {ties!r}.")
     if ties != "stable" and (strict := [m.name for m in parsed if m.needs_order]):
         raise ValueError(
-            f"{', '.join(strict[:2])} {'has' if len(strict) == 1 else 'have'} no expectation over ties and so need an order of tied "
-            "documents: use convention='trec_eval' or ties='stable'."
+            f"The order of tied documents matters to {', '.join(strict[:2])}, of which no expectation over ties is known: "
+            "use convention='trec_eval' or ties='stable'."
         )
     found = iter(resolved)
     entries = [None if m.spec is None else next(found) for m in parsed]
@@ -290,7 +291,9 @@ def _conventions(
         if entry is not None:
             used |= {name: v if isinstance(v, str) else f"{v:g}" if isinstance(v, (int, float)) else repr(v)
                      for name, v in entry.options.items()}  # fmt: skip
-            used["empty queries"] = {"neg": "0", "pos": "1", "skip": "skipped", "error": "refused"}[entry.empty_target_action]
+            used["empty queries"] = {"neg": "0", "pos": "1", "skip": "skipped", "error": "refused"}[
+                entry.empty_target_action
+            ]
     ties = policy["ties"]
     used["min_relevance"] = f"{min_relevance:g}"
     used["ties"] = ties if ties != "stable" else "by document id" if convention in BY_DOCUMENT else "in order of arrival"
@@ -422,7 +425,10 @@ class _Rankings:
             same[offsets[:-1][offsets[:-1] < len(same)]] = False
             ties = _tied_items(torch.from_numpy(same)) if same.any() else None
 
-        start, length = self.judgements.offsets[self.judged_query[queries]], self.judgements.lengths[self.judged_query[queries]]
+        start, length = (
+            self.judgements.offsets[self.judged_query[queries]],
+            self.judgements.lengths[self.judged_query[queries]],
+        )
         bounds = np.concatenate([[0], np.cumsum(length)])
         judged_grade, judged_known = self._known(
             self.judgements.grades[np.arange(bounds[-1]) + np.repeat(start - bounds[:-1], length)]
@@ -474,9 +480,7 @@ def _nothing_in_common(judgements: Judgements, run: Run) -> str:
         if {same(query) for query in ours} & {same(query) for query in theirs}:
             hint = f" They differ {told}."
             break
-    return (
-        f"The run {run.name!r} and the judgements have no query in common: {_some(theirs)} against {_some(ours)}.{hint}"
-    )
+    return f"The run {run.name!r} and the judgements have no query in common: {_some(theirs)} against {_some(ours)}.{hint}"
 
 
 def _some(ids: Sequence[str]) -> str:
@@ -516,7 +520,9 @@ def html_table(title: str, rows: Sequence[Sequence[str]], notes: Sequence[str]) 
     from html import escape
 
     def line(tag: str, row: Sequence[str]) -> str:
-        cells = (f'<{tag} style="text-align:{"left" if i == 0 else "right"}">{escape(c)}</{tag}>' for i, c in enumerate(row))
+        cells = (
+            f'<{tag} style="text-align:{"left" if i == 0 else "right"}">{escape(c)}</{tag}>' for i, c in enumerate(row)
+        )
         return f"<tr>{''.join(cells)}</tr>"
 
     return (

@@ -15,9 +15,7 @@ from lightning_rank.functional.ranking import Ranking
 
 CUTOFFS = (5, 10, 15, 20, 30, 100, 200, 500, 1000)
 
-OFFICIAL = (
-    "num_q num_ret num_rel num_rel_ret map gm_map Rprec bpref recip_rank iprec_at_recall P"
-)
+OFFICIAL = "num_q num_ret num_rel num_rel_ret map gm_map Rprec bpref recip_rank iprec_at_recall P"
 ALL_TREC = (
     f"{OFFICIAL} recall_5,10,15,20,30,100,200,500,1000 gm_bpref Rprec_mult utility 11pt_avg ndcg ndcg_cut map_cut relative_P "
     "success set_P set_relative_P set_recall set_map set_F num_nonrel_judged_ret rbp rbp_resid unj"

@@ -78,5 +78,10 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[
     )
 
 
+_TEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
+
+
 def _tex(text: str) -> str:
-    return "".join({"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
+    return text.translate(_TEX)
