@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -53,6 +54,7 @@ class DocumentLists:
 
     _kind: ClassVar[str] = "list"
     _value: ClassVar[str] = "value"
+    _may_be_infinite: ClassVar[bool] = False
 
     @classmethod
     def from_columns(
@@ -67,8 +69,8 @@ class DocumentLists:
         """From three columns of equal length: lists, arrays or Series; ids may be whole numbers, and become text.
 
         Raises:
-            ValueError: lengths differ, no rows, an id that is missing or a fraction, a value that is NaN; judgements that
-                contradict one another; with ``strict``, a repeated document.
+            ValueError: lengths differ, no rows, an id that is missing or a fraction, a value that is NaN, an infinite
+                grade; judgements that contradict one another; with ``strict``, a repeated document.
         """
         queries, documents = text_column("query", query), text_column("document", document)
         numbers = np.asarray(list(value) if not hasattr(value, "__array__") else value, dtype=np.float64)
@@ -93,11 +95,12 @@ class DocumentLists:
         runs = pl.concat([piece[0] for piece in pieces])
         documents = pl.concat([piece[1] for piece in pieces]).rechunk()
         values = np.concatenate([piece[2] for piece in pieces])
-        if np.isnan(values).any():
-            row = int(np.isnan(values).argmax())
+        bad = np.isnan(values) if cls._may_be_infinite else ~np.isfinite(values)
+        if bad.any():
+            row = int(bad.argmax())
             raise ValueError(
-                f"{name or 'The ' + cls._kind}: a {cls._value} must be a number, got NaN for the document "
-                f"{documents[row]!r} (row {row + 1})."
+                f"{name or 'The ' + cls._kind}: a {cls._value} must be a {'' if cls._may_be_infinite else 'finite '}number, got "
+                f"{values[row]:g} for the document {documents[row]!r} (row {row + 1})."
             )
         queries = runs["value"].unique(maintain_order=True)
         lengths = runs["len"].to_numpy().astype(np.int64)
@@ -164,7 +167,7 @@ class DocumentLists:
 
     def _repr_html_(self) -> str:
         frame = self.to_polars()
-        return f"<p>{repr(self).strip('<>')}</p>{frame.head(10)._repr_html_()}"
+        return f"<p>{escape(repr(self)[1:-1])}</p>{frame.head(10)._repr_html_()}"
 
     # Repeated documents -----------------------------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class Run(DocumentLists):
         [('d2', 0.8)]
     """
 
-    _kind, _value = "run", "score"
+    _kind, _value, _may_be_infinite = "run", "score", True
     _rule = "a repeated document of a query counts once, at its best rank"
 
     @property

@@ -98,14 +98,15 @@ def write_trec(path: str | Path, lists: Run | Judgements, *, tag: str | None = N
 
     Raises:
         FileExistsError: a file is there and ``overwrite`` is False.
-        ValueError: an id that is empty or has a blank in it, which the format cannot hold.
+        ValueError: an id that is empty or has a blank in it, a query that begins with ``#``: the format cannot hold them.
     """
     pl = polars()
-    for ids in (pl.Series(lists.query_ids, dtype=pl.String), lists.documents):
-        bad = ids.str.contains(r"\s|^$")
+    for ids, wrong in ((pl.Series(lists.query_ids, dtype=pl.String), r"\s|^$|^#"), (lists.documents, r"\s|^$")):
+        bad = ids.str.contains(wrong)
         if bad.any():
             raise ValueError(
-                f"Blanks separate the columns, so an id has none and is not empty, got {ids.filter(bad)[0]!r}."
+                "Blanks separate the columns and # begins a comment, so an id must not be empty, hold a blank, or, of a query, "
+                f"begin with #, got {ids.filter(bad)[0]!r}."
             )
     frame = lists.to_polars()
     if isinstance(lists, Run):
@@ -116,7 +117,7 @@ def write_trec(path: str | Path, lists: Run | Judgements, *, tag: str | None = N
         frame = frame.select("query", pl.lit("Q0"), "document", pl.Series("rank", rank), "score", pl.lit(tag).alias("tag"))
     else:
         frame = frame.select("query", pl.lit("0"), "document", pl.col("grade"))
-        if (lists.grades == np.floor(lists.grades)).all():
+        if (lists.grades == np.floor(lists.grades)).all() and np.abs(lists.grades).max() < 2**53:
             frame = frame.with_columns(pl.col("grade").cast(pl.Int64))
     with writing(path, overwrite=overwrite) as file:
         frame.write_csv(file, include_header=False, separator=" ", quote_style="never")
