@@ -205,7 +205,8 @@ def evaluate(
             first, and take a grade below 0 as not judged. Other conventions without expectation over ties keep the order in
             which documents came.
         missing: what a judged query counts that the run misses: ``"zero"``, as ``trec_eval -c``, ``"skip"`` or ``"error"``.
-        depth: how many documents of each query count, after sorting; None: all.
+        depth: how many documents of each query count, after sorting; None: all. A tie that it splits is cut in the order in
+            which documents came, but for conventions that break ties by id.
         min_relevance: the grade from which a document is relevant.
         level: of the intervals.
         options: of the metrics, such as ``gain="linear"``, ``ties="stable"`` or ``empty_target_action="skip"``.
@@ -263,8 +264,6 @@ def _entries(
         raise TypeError(f"evaluate() has no option {name!r}.")
     ties = preset(convention, "").get("ties", "average") if "ties" not in options else options["ties"]
     check_choice("ties", ties, TIES)
-    if ties in ("optimistic", "pessimistic") and convention is None:
-        raise ValueError(f"`ties` of a run must be 'average' or 'stable', got {ties!r}.")
     if ties != "stable" and (strict := [m.name for m in parsed if m.needs_order]):
         raise ValueError(
             f"The order of tied documents matters to {', '.join(strict[:2])}, of which no expectation over ties is known: "
@@ -375,6 +374,10 @@ class _Rankings:
         self.order = run.order("document" if convention in BY_DOCUMENT else "arrival")
         self.tied = run.tied_with_above(self.order) if ties == "average" else None
         self.row, self.grade = self._judged_rows(found)
+        if ties in ("optimistic", "pessimistic"):
+            grade = np.zeros(len(run.documents))
+            grade[self.row] = self.grade.clip(min=0)
+            self.order = np.lexsort((-grade if ties == "optimistic" else grade, -run.scores, run.query_of_row))
 
     def _judged_rows(self, found: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows of the run that are judged, ascending, and their grades."""
