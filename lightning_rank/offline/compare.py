@@ -296,8 +296,8 @@ def compare(
     alpha: float = 0.05,
     resamples: int = 9999,
     seed: int = 0,
-    depth: int = 100,
-    p: float = 0.9,
+    overlap_depth: int = 100,
+    overlap_p: float = 0.9,
     **options: Any,
 ) -> Comparison:
     """Compare runs with the first of them, the baseline, query by query.
@@ -312,8 +312,8 @@ def compare(
         correction: ``"holm"`` or another method of ``stats.adjust``.
         alpha: 1 - the level of the intervals.
         resamples, seed: of randomization and bootstrap.
-        depth: documents of each query at which the overlap of the runs and their tau are looked at.
-        p: of the rank-biased overlap.
+        overlap_depth: documents of each query at which the overlap of the runs and their tau are looked at.
+        overlap_p: of the rank-biased overlap.
         options: of ``evaluate``, such as ``convention="trec_eval"``.
 
     Raises:
@@ -334,8 +334,9 @@ def compare(
     parsed = parse_measures(measures)
     if unfit := [m.name for m in parsed if m.over_queries != "mean"]:
         raise ValueError(f"{', '.join(unfit)} is no mean over queries, so that there is no difference per query to test.")
-    check_top_k(depth)
-    check_number("p", p, above=0, below=1)
+    check_number("alpha", alpha, above=0, below=1)
+    check_top_k(overlap_depth)
+    check_number("overlap_p", overlap_p, above=0, below=1)
     cutoffs = {m.top_k or SHOWN for m in parsed}
     also = [f"unj@{k}" for k in sorted(cutoffs) if f"unj@{k}" not in {m.name for m in parsed}]
     evaluated = {
@@ -354,7 +355,7 @@ def compare(
     return Comparison(
         shown,
         tuple(d._replace(pvalue=float(value)) for d, value in zip(differences, corrected, strict=True)),
-        tuple(_agreement(evaluated[baseline], evaluated[candidate], depth, p) for candidate in candidates),
+        tuple(_agreement(evaluated[baseline], evaluated[candidate], overlap_depth, overlap_p) for candidate in candidates),
         correction,
         seed,
     )

@@ -286,13 +286,17 @@ def _conventions(
     min_relevance: float,
 ) -> dict[str, str]:
     used: dict[str, str] = {"convention": convention or "lightning_rank"}
+    empty: dict[str, list[str]] = {}
     for entry in entries:
         if entry is not None:
             used |= {name: v if isinstance(v, str) else f"{v:g}" if isinstance(v, (int, float)) else repr(v)
                      for name, v in entry.options.items()}  # fmt: skip
-            used["empty queries"] = {"neg": "0", "pos": "1", "skip": "skipped", "error": "refused"}[
-                entry.empty_target_action
-            ]
+            told = {"neg": "0", "pos": "1", "skip": "skipped", "error": "refused"}[entry.empty_target_action]
+            empty.setdefault(told, []).append(entry.name)
+    if empty:
+        # Some tools have another policy for each metric.
+        several = (f"{told} ({' '.join(names)})" for told, names in empty.items())
+        used["empty queries"] = next(iter(empty)) if len(empty) == 1 else " and ".join(several)
     ties = policy["ties"]
     used["min_relevance"] = f"{min_relevance:g}"
     used["ties"] = ties if ties != "stable" else "by document id" if convention in BY_DOCUMENT else "in order of arrival"

@@ -243,8 +243,9 @@ def _parsed(name: str) -> Sequence[Measure]:
         return [_PLAIN[name]]
     match = re.fullmatch(r"(judged|unj)@(\d+)", name)
     if match and int(match[2]) >= 1:
-        k = int(match[2])
-        return [Measure(name, f"{match[1]}_{k}", of=_share_judged(k) if match[1] == "judged" else _share_unjudged(k))]
+        k, judged = int(match[2]), match[1] == "judged"
+        of = _share_judged(k) if judged else _share_unjudged(k)
+        return [Measure(name, f"{match[1]}_{k}", of=of, higher_is_better=judged)]
     match = re.fullmatch(r"([A-Za-z_]+?)(?:[._]([\d.][\d.,]*))?", name)
     family, parameters = (match[1], match[2]) if match else (name, None)
     if family in _FAMILIES:

@@ -243,6 +243,17 @@ def test_no_document_in_common_is_zero_without_a_warning():
     assert all(estimate.value == 0 for estimate in result.summary.values())
 
 
+def test_the_conventions_in_force_are_told():
+    told = example("ndcg@3 map mrr", convention="catboost").conventions
+    assert told == {
+        "convention": "catboost", "gain": "linear", "denominator": "cutoff", "min_relevance": "1", "ties": "pessimistic",
+        "missing": "zero", "empty queries": "1 (ndcg@3) and 0 (map mrr)",
+    }  # fmt: skip
+    told = example("map", convention="trec_eval", depth=7, min_relevance=2).conventions
+    assert (told["ties"], told["depth"], told["min_relevance"]) == ("by document id", "7", "2")
+    assert example("map", ties="stable").conventions["ties"] == "in order of arrival"
+
+
 # Displays -------------------------------------------------------------------------------------------------------------
 
 
