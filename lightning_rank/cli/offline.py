@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_rank.data.runs import Judgements, Run, polars
 from lightning_rank.data.tables import FORMATS as FILES
-from lightning_rank.data.tables import read_judgements, read_run, write_table
+from lightning_rank.data.tables import read_judgements, read_run, table_kind, write_table
 from lightning_rank.data.trec import writing
 
 _DEFAULT = "ndcg@10 map mrr@10 recall@100"
@@ -35,6 +35,10 @@ def _run(options: argparse.Namespace) -> None:
     for path in (options.output, options.per_query):
         if path is not None and Path(path).exists() and not options.overwrite:
             raise FileExistsError(f"{path} exists: choose another name, or give --overwrite.")
+    if options.per_query is not None:
+        table_kind(options.per_query)
+    if options.command == "evaluate" and options.q and options.format != "trec_eval":
+        raise ValueError("-q prints lines as trec_eval does: add --format trec_eval, or name a file by --per-query.")
     # Loading torch takes about as long as reading a large run, which happens outside Python.
     loading = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
     loading.start()
@@ -123,10 +127,11 @@ def _say(message: Warning | str, *_: Any) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     # Choices are checked where they mean something, which says more; their lists would need torch here.
-    parser = argparse.ArgumentParser(prog="lightning-rank", description="Judge runs in files.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="lightning-rank", description="Judge runs in files.")
     commands = parser.add_subparsers(dest="command", required=True)
-    evaluate = commands.add_parser("evaluate", help="measures of runs", description=_EVALUATE, formatter_class=_Help)
-    compare = commands.add_parser("compare", help="runs against a baseline", description=_COMPARE, formatter_class=_Help)
+    how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    evaluate = commands.add_parser("evaluate", help="measures of runs", description=_EVALUATE, **how)
+    compare = commands.add_parser("compare", help="runs against a baseline", description=_COMPARE, **how)
     for command, formats in (
         (evaluate, ("table", "markdown", "latex", "json", "trec_eval")),
         (compare, ("table", "markdown", "latex", "json")),
@@ -158,18 +163,18 @@ def _parser() -> argparse.ArgumentParser:
         )
         what.add_argument("--level", type=float, default=0.95, help="of the intervals")
         for name, values in (
-            ("gain", "exp2|linear"), ("ties", "average|stable"), ("denominator", "relevant|cutoff|hits"),
+            ("gain", "exp2|linear"), ("ties", "average|stable|optimistic|pessimistic"), ("denominator", "relevant|cutoff|hits"),
             ("empty-target-action", "neg|pos|skip|error"),
         ):  # fmt: skip
             what.add_argument(f"--{name}", metavar=values)
         what.add_argument("--p", type=float, help="persistence of rbp")
         what.add_argument("--max-grade", type=float, help="best grade there is, for err")
         if command is compare:
-            how = command.add_argument_group("test")
-            how.add_argument("--test", default="t", metavar="t|randomization|bootstrap|wilcoxon")
-            how.add_argument("--correction", default="holm", metavar="holm|bonferroni|hochberg|bh|by")
-            how.add_argument("--resamples", type=int, default=9999)
-            how.add_argument("--seed", type=int, default=0)
+            test = command.add_argument_group("test")
+            test.add_argument("--test", default="t", metavar="t|randomization|bootstrap|wilcoxon")
+            test.add_argument("--correction", default="holm", metavar="holm|bonferroni|hochberg|bh|by")
+            test.add_argument("--resamples", type=int, default=9999)
+            test.add_argument("--seed", type=int, default=0)
         out = command.add_argument_group("output")
         out.add_argument("--format", choices=formats, default="table")
         out.add_argument("--output", metavar="FILE", help="instead of printing")
@@ -181,10 +186,6 @@ def _parser() -> argparse.ArgumentParser:
         else:
             out.add_argument("-q", action="store_true", help="lines of each query too, with --format trec_eval")
     return parser
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    pass
 
 
 _FILES = """

@@ -112,17 +112,27 @@ def write_table(path: str | Path, frame: pl.DataFrame, *, form: str | None = Non
         ValueError: another form or ending.
         FileExistsError: a file is there and ``overwrite`` is False.
     """
-    kind = form or _SUFFIXES.get(Path(str(path).removesuffix(".gz")).suffix.lower())
-    writers: dict[str | None, Callable[[Any], None]] = {
+    writers: dict[str, Callable[[Any], None]] = {
         "csv": lambda file: frame.write_csv(file),
         "tsv": lambda file: frame.write_csv(file, separator="\t"),
         "parquet": lambda file: frame.write_parquet(file),
         "jsonl": lambda file: frame.write_ndjson(file),
     }
-    if kind not in writers:
-        raise ValueError(f"{path}: the name of a table must end in .csv, .tsv, .parquet or .jsonl.")
+    write = writers[form or table_kind(path)]
     with writing(path, overwrite=overwrite) as file:
-        writers[kind](file)
+        write(file)
+
+
+def table_kind(path: str | Path) -> str:
+    """The kind of a table by the ending of its name.
+
+    Raises:
+        ValueError: it is none.
+    """
+    kind = _SUFFIXES.get(Path(str(path).removesuffix(".gz")).suffix.lower())
+    if kind is None:
+        raise ValueError(f"{path}: the name of a table must end in .csv, .tsv, .parquet or .jsonl.")
+    return kind
 
 
 def lists_of(dataset: RankingDataset, scores: Any = None, *, name: str = "") -> tuple[Judgements, Run | None]:
