@@ -53,6 +53,13 @@ def test_benchmark_of_metrics_compares_equal_values(tmp_path):
     assert int(re.search(r"State after a million queries: (\d+) bytes", output)[1]) < 1024
 
 
+def test_benchmark_of_files_compares_equal_values(tmp_path):
+    output = run("benchmarks/evaluate.py", "--queries=40", "--documents=20", cwd=tmp_path)
+    assert re.search(r"^lightning-rank evaluate +\d", output, flags=re.MULTILINE)
+    assert re.search(r"measures \d\.\d+ s: .* of reading", output)
+    assert re.search(r"100,000 resamples of 40 queries: \d", output)
+
+
 def test_benchmark_mq2008_prints_folds_and_mean(tmp_path):
     for i in range(1, 6):
         write_letor(tmp_path / f"S{i}.txt", 6, seed=i)

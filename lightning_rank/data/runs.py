@@ -175,7 +175,8 @@ class DocumentLists:
         """Rows of documents that stand several times in a query; None where there are none."""
         pl = polars()
         # Rows of different keys differ; of equal keys the ids decide.
-        keys = pl.Series(self.documents.hash().to_numpy() + (self.query_of_row + 1).astype(np.uint64) * _MIX)
+        of_query = np.arange(1, len(self) + 1, dtype=np.uint64) * _MIX
+        keys = pl.Series(self.documents.hash().to_numpy() + np.repeat(of_query, self.lengths))
         if keys.n_unique() == len(keys):
             return None
         row = keys.is_duplicated().arg_true().to_numpy()

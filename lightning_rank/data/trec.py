@@ -187,30 +187,23 @@ def _name(path: str | Path) -> str:
 
 def _pieces(path: str | Path, form: _Format) -> Iterator[tuple[Any, Any, np.ndarray]]:
     """Runs of equal query ids, documents and values of some lines at a time."""
-    lines_before = 0
+    before = 0
     with opened(path) as file:
-        rest = b""
-        while True:
-            read = file.read(_PIECE_BYTES)
-            end = read.rfind(b"\n") + 1
-            if read and not end:
-                rest += read
-                continue
-            text, rest = (rest + read[:end], read[end:]) if read else (rest, b"")
-            if text:
-                yield _columns(text, form, path, lines_before)
-                lines_before += text.count(b"\n")
-            if not read:
-                return
+        while text := file.read(_PIECE_BYTES):
+            if not text.endswith(b"\n"):
+                text += file.readline()
+            yield _columns(text, form, path, before)
+            before += len(text)
 
 
-def _columns(text: bytes, form: _Format, path: str | Path, lines_before: int) -> tuple[Any, Any, np.ndarray]:
+def _columns(text: bytes, form: _Format, path: str | Path, before: int) -> tuple[Any, Any, np.ndarray]:
     pl = polars()
     names = (*form.columns, "beyond")
     wanted = [form.query, form.document, form.value, len(form.columns) - 1 if form.may_go_on else len(form.columns)]
     schema = {name: pl.Float64 if i == form.value else pl.String for i, name in enumerate(names)}
     plain = _with_single_blanks(text)
-    has_comment = plain.startswith(b"#") or b"\n#" in plain
+    # To find one byte is much faster than to find two.
+    has_comment = b"#" in plain and (plain.startswith(b"#") or b"\n#" in plain)
     try:
         table = pl.read_csv(
             io.BytesIO(plain), separator=" ", has_header=False, quote_char=None, comment_prefix="#" if has_comment else None,
@@ -220,11 +213,11 @@ def _columns(text: bytes, form: _Format, path: str | Path, lines_before: int) ->
     except pl.exceptions.NoDataError:
         table = pl.DataFrame(schema={names[i]: schema[names[i]] for i in sorted(set(wanted))})
     except (pl.exceptions.ComputeError, pl.exceptions.SchemaError) as error:
-        raise _first_fault(text, form, path, lines_before, str(error)) from None
+        raise _first_fault(text, form, path, before, str(error)) from None
     query, document, value, last = (table[names[i]] for i in wanted)
     whole = last.null_count() == (0 if form.may_go_on else len(last))
     if not whole or value.null_count() or value.is_nan().any():
-        raise _first_fault(text, form, path, lines_before, "")
+        raise _first_fault(text, form, path, before, "")
     return query.rle().struct.unnest(), document, value.to_numpy()
 
 
@@ -245,9 +238,11 @@ def _with_single_blanks(text: bytes) -> bytes:
     return text.lstrip().removesuffix(b" ")
 
 
-def _first_fault(text: bytes, form: _Format, path: str | Path, lines_before: int, error: str) -> ValueError:
-    """The error for the first line that is wrong."""
+def _first_fault(text: bytes, form: _Format, path: str | Path, before: int, error: str) -> ValueError:
+    """The error for the first line that is wrong, of a text that so many bytes of the file come before."""
     number = len(form.columns)
+    with opened(path) as file:
+        lines_before = file.read(before).count(b"\n")
     for i, raw in enumerate(text.split(b"\n"), lines_before + 1):
         columns = raw.split()
         if not columns or columns[0].startswith(b"#"):
