@@ -150,9 +150,10 @@ class PaddedLists(Lists):
         return values.cumsum(-1)
 
     def order(self, values: Tensor, *, stable: bool = False, depth: int | None = None) -> tuple[Tensor, Tensor]:
-        if depth is None or stable or depth * MUCH_LONGER >= values.shape[-1] or not values_are_free(values):
-            depth = None
-        if depth and self.mask is None and (first := _first(values, depth, largest=True)):
+        is_much_longer = (
+            depth is not None and not stable and depth * MUCH_LONGER < values.shape[-1] and values_are_free(values)
+        )
+        if depth and is_much_longer and self.mask is None and (first := _first(values, depth, largest=True)):
             return first
         key = _descending(values)
         if self.mask is not None:
@@ -162,7 +163,7 @@ class PaddedLists(Lists):
         if not values_are_free(key):
             key, order = torch.sort(key, dim=-1, stable=stable)
             return order, key
-        if depth and self.mask is not None and (first := _first(key, depth, largest=False)):
+        if depth and is_much_longer and self.mask is not None and (first := _first(key, depth, largest=False)):
             return first
         if key.dtype != torch.float32:
             key, order = torch.sort(key, dim=-1, stable=stable)
@@ -171,6 +172,10 @@ class PaddedLists(Lists):
         # half of an int64 and the position into the lower, which also makes it stable. In place, since memory is what costs.
         packed = _as_integers(key).long().bitwise_left_shift_(32).bitwise_or_(self.position)
         packed.numpy().sort(axis=-1)
+        if depth is not None and depth < self.shape[1]:
+            edge, beyond = (packed.narrow(1, at, 1).bitwise_right_shift(32) for at in (depth - 1, depth))
+            if not (edge == beyond).any():
+                packed = packed.narrow(1, 0, depth)
         return packed & 0xFFFFFFFF, packed.bitwise_right_shift_(32)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
