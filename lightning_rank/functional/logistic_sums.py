@@ -1,0 +1,206 @@
+"""Sums of sigmoids and softplus over all pairs of a sorted list, in O(n log n) time and O(n) memory.
+
+With t = exp(-d) for a distance d >= 0 between two scores, sigmoid(-d) = t / (1 + t), log(1 + exp(-d)) = log(1 + t) and their
+derivatives are analytic in t on [0, 1], with the nearest singularity at t = -1: a polynomial of degree M in t is as good as
+(3 + 2 sqrt 2)^-M = 5.83^-M. And the sum over j of w_j t_ij^m is one running sum over a sorted list, as t_ij^m is a product of
+the steps between neighbours. What is computed is the ordinary logistic function to the accuracy of the dtype, no other kernel.
+
+Items are cut into blocks. Pairs inside a block are summed as they are; what lies in other blocks reaches a block as M moments,
+each relative to the edge of the block, so that every exponential has a negative exponent: nothing overflows for any scores, and
+no value is looked at, on a device either.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+from math import comb
+
+import torch
+from torch import Tensor
+
+from lightning_rank.conventions import sum_dtype
+from lightning_rank.lists import Lists
+
+# Items of two queries, and neighbours further apart than this, are this far apart: exp(-64) is far below rounding, and no whole
+# power of it is a denormal number, which are slow.
+GAP = 64.0
+# Items per block: all pairs inside a block cost as much as the moments.
+BLOCK = 16
+
+KERNELS = ("sigmoid", "slope", "curvature", "softplus")
+
+
+def terms_for(dtype: torch.dtype) -> int:
+    """The degree M that makes a sigmoid as good as scores of this dtype deserve: 6e-10 for float32, 1e-15 for float64."""
+    return 20 if dtype == torch.float64 else 12
+
+
+class LogisticSums:
+    """For each item the weighted sums of a kernel of the distance to every item above it, and to every item below it.
+
+    A kernel is a function of the distance d >= 0 of two scores: ``"sigmoid"`` is sigmoid(-d), ``"slope"`` its derivative
+    sigmoid(d) sigmoid(-d), ``"curvature"`` the derivative -dslope/dd = slope * (1 - 2 sigmoid(-d)), ``"softplus"``
+    log(1 + exp(-d)). What a pair adds beyond it (a 1, or d itself) is a count or a running sum.
+
+    Args:
+        score: ``[N]`` float64, query by query, descending within each; equal infinities are tied.
+        first: ``[N]`` bool, the first item of each query.
+        terms: the degree M of the polynomials, ``terms_for`` the dtype that the scores came in.
+    """
+
+    def __init__(self, score: Tensor, first: Tensor, *, terms: int) -> None:
+        self.num_items, self.terms = score.numel(), terms
+        self.num_blocks = max(1, -(-self.num_items // BLOCK))
+        gap = score.new_full((self.num_items,), GAP)
+        if self.num_items > 1:
+            steps = score.narrow(0, 0, self.num_items - 1) - score.narrow(0, 1, self.num_items - 1)
+            # Padding may lie anywhere; it has weight 0 and ends its query.
+            gap.narrow(0, 1, self.num_items - 1).copy_(torch.nan_to_num(steps, nan=0.0).clamp_(0, GAP))
+        gap.masked_fill_(first, GAP)
+        gap = self._cut(gap, GAP)
+        # The distance from the first item of the block, and from there to the first item of the next.
+        inside = gap.clone()
+        inside.narrow(0, 0, 1).zero_()
+        self._place = inside.cumsum(0)
+        span = self._place.select(0, BLOCK - 1) + torch.cat(
+            [gap.select(0, 0).narrow(0, 1, self.num_blocks - 1), gap.new_full((1,), GAP)]
+        )
+        self._from_start = torch.exp(-self._place)
+        self._to_end = torch.exp(self._place - span)
+        powers = torch.arange(1, terms + 1, dtype=score.dtype, device=score.device)
+        self._passed = torch.exp(powers.unsqueeze(1) * -span)
+
+    def __call__(self, weight: Tensor | None, *kernels: str) -> list[tuple[Tensor, Tensor]]:
+        """For each kernel the sums over the items above and over those below, each shaped like ``weight``.
+
+        Args:
+            weight: ``[..., N]``, of any sign, 0 in padding; None: 1 for every item.
+            kernels: some of ``KERNELS``.
+        """
+        if weight is None:
+            weight = self._place.new_ones(self.num_items)
+        weight = self._cut(weight, 0.0)
+        above, below = self._moments(weight)
+        return [self._sums(weight, above, below, kernel) for kernel in kernels]
+
+    def _cut(self, values: Tensor, fill: float) -> Tensor:
+        """``[..., N]`` items as ``[..., BLOCK, blocks]``: blocks lie beside each other, so that every step is contiguous."""
+        missing = self.num_blocks * BLOCK - self.num_items
+        values = torch.nn.functional.pad(values, (0, missing), value=fill) if missing else values
+        return values.unflatten(-1, (self.num_blocks, BLOCK)).transpose(-1, -2).contiguous()
+
+    def _join(self, values: Tensor) -> Tensor:
+        return values.transpose(-1, -2).flatten(-2).narrow(-1, 0, self.num_items)
+
+    def _moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """What lies above each block and below it: ``[..., M, blocks]`` sums of weight * exp(-m * distance to its edge)."""
+        above, below = [], []
+        to_end, from_start = weight, weight
+        for _ in range(self.terms):
+            to_end, from_start = to_end * self._to_end, from_start * self._from_start
+            above.append(to_end.sum(-2))
+            below.append(from_start.sum(-2))
+        return self._carry(torch.stack(above, -2)), self._carry(torch.stack(below, -2).flip(-1), backward=True).flip(-1)
+
+    def _carry(self, own: Tensor, *, backward: bool = False) -> Tensor:
+        """The sum of all earlier blocks, each faded by what was passed since: a running sum by doubling."""
+        fade = self._passed.flip(-1) if backward else self._passed
+        total, shift, blocks = own, 1, self.num_blocks
+        fade = fade.narrow(-1, 1, blocks - 1)
+        while shift < blocks:
+            # `fade` is what the last `shift` steps to a block leave over, of the blocks from `shift` on.
+            rest = blocks - shift
+            total = torch.cat(
+                [total.narrow(-1, 0, shift), total.narrow(-1, shift, rest) + fade * total.narrow(-1, 0, rest)], -1
+            )
+            rest = max(0, rest - shift)
+            fade = fade.narrow(-1, fade.shape[-1] - rest, rest) * fade.narrow(-1, 0, rest)
+            shift *= 2
+        return torch.cat([torch.zeros_like(total.narrow(-1, 0, 1)), total.narrow(-1, 0, blocks - 1)], -1)
+
+    def _sums(self, weight: Tensor, above: Tensor, below: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
+        coefficients = coefficients_of(kernel, self.terms)
+        over = self._evaluate(above, coefficients, self._from_start)
+        under = self._evaluate(below, coefficients, self._to_end)
+        for step in range(1, BLOCK):
+            rest = BLOCK - step
+            value = _kernel(kernel, self._place.narrow(0, step, rest) - self._place.narrow(0, 0, rest))
+            over.narrow(-2, step, rest).add_(value * weight.narrow(-2, 0, rest))
+            under.narrow(-2, 0, rest).add_(value * weight.narrow(-2, step, rest))
+        return self._join(over), self._join(under)
+
+    def _evaluate(self, moments: Tensor, coefficients: tuple[float, ...], t: Tensor) -> Tensor:
+        """The polynomial in t of each item, by Horner's rule."""
+        total = torch.zeros_like(moments.select(-2, 0)).unsqueeze(-2) * t
+        for m in reversed(range(self.terms)):
+            total = (total + coefficients[m] * moments.select(-2, m).unsqueeze(-2)) * t
+        return total
+
+
+def sums_of(lists: Lists, score: Tensor, order: Tensor, *, terms: int) -> LogisticSums:
+    """``LogisticSums`` of a batch in any layout, its items flattened in the rank order that ``lists.order`` gave.
+
+    Args:
+        lists: the layout before the order was applied.
+        score: scores in their own order, of any floating dtype.
+        order: indices on the last axis that rank the items.
+        terms: as for ``LogisticSums``.
+    """
+    ranked = score.to(sum_dtype(score.device)).gather(-1, order).flatten()
+    first = (lists.sorted().position == 0).expand(score.shape).flatten()
+    return LogisticSums(ranked, first, terms=terms)
+
+
+def _kernel(kernel: str, distance: Tensor) -> Tensor:
+    if kernel == "softplus":
+        return torch.exp(-distance).log1p_()
+    sigmoid = torch.sigmoid(-distance)
+    if kernel == "sigmoid":
+        return sigmoid
+    slope = sigmoid * (1 - sigmoid)
+    return slope if kernel == "slope" else slope * (1 - 2 * sigmoid)
+
+
+@lru_cache
+def coefficients_of(kernel: str, terms: int) -> tuple[float, ...]:
+    """The coefficients of t, t^2, ..., t^M of the polynomial for a kernel.
+
+    t times the interpolant of kernel / t in the Chebyshev points of [0, 1], in rational arithmetic: large integers cancel.
+    That of log(1 + t) is the integral of the one for 1 / (1 + t), so that its derivative is exactly the sigmoid's.
+    """
+    once = _reciprocal_power(1, terms)
+    if kernel == "sigmoid":
+        exact = once
+    elif kernel == "softplus":
+        exact = [c / (m + 1) for m, c in enumerate(once)]
+    elif kernel == "slope":
+        exact = _reciprocal_power(2, terms)
+    elif kernel == "curvature":  # t (1 - t) / (1 + t)^3
+        exact = [2 * c - b for c, b in zip(_reciprocal_power(3, terms), _reciprocal_power(2, terms), strict=True)]
+    else:
+        raise ValueError(f"`kernel` must be one of {', '.join(KERNELS)}, got {kernel!r}.")
+    return tuple(map(float, exact))
+
+
+def _reciprocal_power(power: int, points: int) -> list[Fraction]:
+    """The interpolant of (1 + t)^-power in the Chebyshev points of [0, 1], the zeros of T_points(2t - 1).
+
+    It is (1 - T S) / u^power with u = 1 + t, where S is the series of 1 / T at u = 0, cut so that the division leaves no rest.
+    """
+    # T_n(2t - 1) = T_n(2u - 3) as coefficients of u.
+    before, chebyshev = [1], [-3, 2]
+    for _ in range(points - 1):
+        twice = [0, *(4 * c for c in chebyshev)]
+        following = [a - 6 * b for a, b in zip(twice, [*chebyshev, 0], strict=True)]
+        before, chebyshev = chebyshev, [a - b for a, b in zip(following, [*before, 0, 0], strict=True)]
+    series: list[Fraction] = []
+    for n in range(power):
+        known = sum((chebyshev[n - k] * series[k] for k in range(n)), Fraction(0))
+        series.append(((1 if n == 0 else 0) - known) / chebyshev[0])
+    product = [Fraction(0)] * (points + power)
+    for k, s in enumerate(series):
+        for n, c in enumerate(chebyshev):
+            product[n + k] += s * c
+    quotient = [-c for c in product[power:]]
+    return [sum((quotient[n] * comb(n, m) for n in range(m, points)), Fraction(0)) for m in range(points)]
