@@ -41,7 +41,8 @@ class RankingLoss(nn.Module):
         # A signature that states the options of this loss, for help() and for configuration files.
         super().__init_subclass__(**kwargs)
         kinds = inspect.Parameter
-        own = options_of(LOSSES[cls.name].function)
+        spec = LOSSES[cls.name]
+        own = [p for p in spec.parameters if p.name in spec.options]
         own = [p.replace(kind=kinds.POSITIONAL_OR_KEYWORD) if p.name == "top_k" else p for p in own]
         signature = inspect.Signature([kinds("self", kinds.POSITIONAL_OR_KEYWORD), *own, *options_of(RankingLoss.__init__)])
 
@@ -70,7 +71,9 @@ class RankingLoss(nn.Module):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{k}={v!r}" for k, v in {**self.options, "reduction": self.reduction}.items())
+        unused = [name for name in ("gumbel_samples", "generator") if not self.options.get(name)]
+        shown = {**self.options, "reduction": self.reduction}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items() if name not in unused)
 
 
 class ApproxNDCGLoss(RankingLoss):

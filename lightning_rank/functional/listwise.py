@@ -28,4 +28,4 @@ def listnet(batch: Batch) -> tuple[Tensor, Tensor]:
     if batch.weight is not None:
         wanted = wanted * batch.weight
     value = -batch.lists.sum(torch.where(wanted != 0, wanted * batch.log_softmax(batch.score), 0.0))
-    return value, batch.lists.max(batch.grade) > 0
+    return value, batch.relevant()
