@@ -27,6 +27,10 @@ from lightning_rank.lists import Lists
 GAP = 64.0
 # Items per block: all pairs inside a block cost as much as the moments.
 BLOCK = 16
+# Blocks that a CPU works on at a time, so that intermediate results stay in its cache.
+CHUNK = 2048
+# Blocks up to which a running sum is made by doubling, which has the fewest steps but not the least work.
+MOST_DOUBLED = 1024
 
 KERNELS = ("sigmoid", "slope", "curvature", "softplus")
 
@@ -82,7 +86,28 @@ class LogisticSums:
             weight = self._place.new_ones(self.num_items)
         weight = self._cut(weight, 0.0)
         above, below = self._moments(weight)
-        return [self._sums(weight, above, below, kernel) for kernel in kernels]
+        over = [torch.empty_like(weight) for _ in kernels]
+        under = [torch.empty_like(weight) for _ in kernels]
+        for start, size in self._chunks():
+            t_over, t_under, place = (t.narrow(-1, start, size) for t in (self._from_start, self._to_end, self._place))
+            # Small results of their own, which stay in the cache while all steps add to them.
+            here = [
+                (
+                    _evaluate(coefficients_of(kernel, self.terms), above.narrow(-1, start, size), t_over),
+                    _evaluate(coefficients_of(kernel, self.terms), below.narrow(-1, start, size), t_under),
+                )
+                for kernel in kernels
+            ]
+            _add_inside(here, kernels, place, weight.narrow(-1, start, size))
+            for k, (o, u) in enumerate(here):
+                over[k].narrow(-1, start, size).copy_(o)
+                under[k].narrow(-1, start, size).copy_(u)
+        return [(self._join(o), self._join(u)) for o, u in zip(over, under, strict=True)]
+
+    def _chunks(self) -> list[tuple[int, int]]:
+        """Starts and sizes of runs of blocks that fit into the cache of a CPU; on a device, all."""
+        size = CHUNK if self._place.device.type == "cpu" else self.num_blocks
+        return [(start, min(size, self.num_blocks - start)) for start in range(0, self.num_blocks, size)]
 
     def _cut(self, values: Tensor, fill: float) -> Tensor:
         """``[..., N]`` items as ``[..., BLOCK, blocks]``: blocks lie beside each other, so that every step is contiguous."""
@@ -95,47 +120,81 @@ class LogisticSums:
 
     def _moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """What lies above each block and below it: ``[..., M, blocks]`` sums of weight * exp(-m * distance to its edge)."""
-        above, below = [], []
-        to_end, from_start = weight, weight
-        for _ in range(self.terms):
-            to_end, from_start = to_end * self._to_end, from_start * self._from_start
-            above.append(to_end.sum(-2))
-            below.append(from_start.sum(-2))
-        return self._carry(torch.stack(above, -2)), self._carry(torch.stack(below, -2).flip(-1), backward=True).flip(-1)
+        above = weight.new_empty((*weight.shape[:-2], self.terms, self.num_blocks))
+        below = torch.empty_like(above)
+        for start, size in self._chunks():
+            for moments, edge in ((above, self._to_end), (below, self._from_start)):
+                t = edge.narrow(-1, start, size).contiguous()
+                power = weight.narrow(-1, start, size) * t
+                rows = moments.narrow(-1, start, size).unbind(-2)
+                rows[0].copy_(power.sum(-2))
+                for row in rows[1:]:
+                    row.copy_(power.mul_(t).sum(-2))
+        fade = self._passed
+        return _carry(above, fade), _carry(below.flip(-1), fade.flip(-1)).flip(-1)
 
-    def _carry(self, own: Tensor, *, backward: bool = False) -> Tensor:
-        """The sum of all earlier blocks, each faded by what was passed since: a running sum by doubling."""
-        fade = self._passed.flip(-1) if backward else self._passed
-        total, shift, blocks = own, 1, self.num_blocks
-        fade = fade.narrow(-1, 1, blocks - 1)
-        while shift < blocks:
-            # `fade` is what the last `shift` steps to a block leave over, of the blocks from `shift` on.
-            rest = blocks - shift
-            total = torch.cat(
-                [total.narrow(-1, 0, shift), total.narrow(-1, shift, rest) + fade * total.narrow(-1, 0, rest)], -1
-            )
-            rest = max(0, rest - shift)
-            fade = fade.narrow(-1, fade.shape[-1] - rest, rest) * fade.narrow(-1, 0, rest)
-            shift *= 2
-        return torch.cat([torch.zeros_like(total.narrow(-1, 0, 1)), total.narrow(-1, 0, blocks - 1)], -1)
 
-    def _sums(self, weight: Tensor, above: Tensor, below: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
-        coefficients = coefficients_of(kernel, self.terms)
-        over = self._evaluate(above, coefficients, self._from_start)
-        under = self._evaluate(below, coefficients, self._to_end)
-        for step in range(1, BLOCK):
-            rest = BLOCK - step
-            value = _kernel(kernel, self._place.narrow(0, step, rest) - self._place.narrow(0, 0, rest))
-            over.narrow(-2, step, rest).add_(value * weight.narrow(-2, 0, rest))
-            under.narrow(-2, 0, rest).add_(value * weight.narrow(-2, step, rest))
-        return self._join(over), self._join(under)
+def _evaluate(coefficients: tuple[float, ...], moments: Tensor, t: Tensor) -> Tensor:
+    """The polynomial in t of each item, by Horner's rule."""
+    t = t.contiguous()
+    factors = torch.tensor(coefficients, dtype=t.dtype).to(t.device, non_blocking=True)
+    *rows, last = (moments * factors.unsqueeze(-1)).unsqueeze(-2).unbind(-3)
+    total = t * last
+    for row in reversed(rows):
+        total.add_(row).mul_(t)
+    return total
 
-    def _evaluate(self, moments: Tensor, coefficients: tuple[float, ...], t: Tensor) -> Tensor:
-        """The polynomial in t of each item, by Horner's rule."""
-        total = torch.zeros_like(moments.select(-2, 0)).unsqueeze(-2) * t
-        for m in reversed(range(self.terms)):
-            total = (total + coefficients[m] * moments.select(-2, m).unsqueeze(-2)) * t
-        return total
+
+def _add_inside(here: list[tuple[Tensor, Tensor]], kernels: tuple[str, ...], place: Tensor, weight: Tensor) -> None:
+    """Add what the pairs inside each block give, all pairs of one distance in positions at a time."""
+    place, weight = place.contiguous(), weight.contiguous()
+    for step in range(1, BLOCK):
+        rest = BLOCK - step
+        left, right = weight.narrow(-2, 0, rest), weight.narrow(-2, step, rest)
+        values = _kernels(kernels, place.narrow(0, 0, rest) - place.narrow(0, step, rest))
+        for (over, under), value in zip(here, values, strict=True):
+            over.narrow(-2, step, rest).addcmul_(value, left)
+            under.narrow(-2, 0, rest).addcmul_(value, right)
+
+
+def _carry(own: Tensor, fade: Tensor) -> Tensor:
+    """The sum of all earlier blocks, each faded by what was passed since; ``[..., M, blocks]``."""
+    total = _faded_sum(own, fade)
+    return torch.cat([torch.zeros_like(total.narrow(-1, 0, 1)), total.narrow(-1, 0, total.shape[-1] - 1)], -1)
+
+
+def _faded_sum(own: Tensor, fade: Tensor) -> Tensor:
+    """Running sum with total_r = own_r + fade_r * total_(r - 1)."""
+    blocks = own.shape[-1]
+    if blocks > MOST_DOUBLED:
+        return _faded_sum_of_rows(own, fade)
+    total, shift = own, 1
+    fade = fade.narrow(-1, 1, blocks - 1)
+    while shift < blocks:
+        # `fade` is what the last `shift` steps to a block leave over, of the blocks from `shift` on.
+        rest = blocks - shift
+        head, tail = total.narrow(-1, 0, shift), total.narrow(-1, shift, rest)
+        total = torch.cat([head, torch.addcmul(tail, fade, total.narrow(-1, 0, rest))], -1)
+        rest = max(0, rest - shift)
+        fade = fade.narrow(-1, fade.shape[-1] - rest, rest) * fade.narrow(-1, 0, rest)
+        shift *= 2
+    return total
+
+
+def _faded_sum_of_rows(own: Tensor, fade: Tensor) -> Tensor:
+    """The same by rows of ``BLOCK``: step by step within all rows, then over the rows, which are few."""
+    blocks = own.shape[-1]
+    rows = -(-blocks // BLOCK)
+    own, fade = (
+        torch.nn.functional.pad(x, (0, rows * BLOCK - blocks)).unflatten(-1, (rows, BLOCK)).transpose(-1, -2).contiguous()
+        for x in (own, fade)
+    )
+    for k in range(1, BLOCK):
+        own.select(-2, k).addcmul_(fade.select(-2, k), own.select(-2, k - 1))
+        fade.select(-2, k).mul_(fade.select(-2, k - 1))
+    before = _carry(own.select(-2, BLOCK - 1), fade.select(-2, BLOCK - 1))
+    own.addcmul_(fade, before.unsqueeze(-2))
+    return own.transpose(-1, -2).flatten(-2).narrow(-1, 0, blocks)
 
 
 def sums_of(lists: Lists, score: Tensor, order: Tensor, *, terms: int) -> LogisticSums:
@@ -152,14 +211,18 @@ def sums_of(lists: Lists, score: Tensor, order: Tensor, *, terms: int) -> Logist
     return LogisticSums(ranked, first, terms=terms)
 
 
-def _kernel(kernel: str, distance: Tensor) -> Tensor:
-    if kernel == "softplus":
-        return torch.exp(-distance).log1p_()
-    sigmoid = torch.sigmoid(-distance)
-    if kernel == "sigmoid":
-        return sigmoid
-    slope = sigmoid * (1 - sigmoid)
-    return slope if kernel == "slope" else slope * (1 - 2 * sigmoid)
+def _kernels(kernels: tuple[str, ...], distance: Tensor) -> list[Tensor]:
+    """Kernels of minus the distance, which is overwritten."""
+    values: dict[str, Tensor] = {}
+    if "softplus" in kernels:
+        values["softplus"] = torch.exp(distance).log1p_()
+    if kernels != ("softplus",):
+        sigmoid = values["sigmoid"] = distance.sigmoid_()
+        if "slope" in kernels or "curvature" in kernels:
+            values["slope"] = torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1)
+        if "curvature" in kernels:
+            values["curvature"] = torch.addcmul(values["slope"], values["slope"], sigmoid, value=-2)
+    return [values[kernel] for kernel in kernels]
 
 
 @lru_cache
