@@ -23,6 +23,14 @@ fall_out = _metric(METRICS["fall_out"])
 approx_ndcg_loss = _loss(LOSSES["approx_ndcg"])
 softmax_loss = _loss(LOSSES["softmax"])
 listnet_loss = _loss(LOSSES["listnet"])
+unique_softmax_loss = _loss(LOSSES["unique_softmax"])
+listmle_loss = _loss(LOSSES["listmle"])
+plistmle_loss = _loss(LOSSES["plistmle"])
+xendcg_loss = _loss(LOSSES["xendcg"])
+plrank_loss = _loss(LOSSES["plrank"])
+ordinal_loss = _loss(LOSSES["ordinal"])
+pointwise_bce_loss = _loss(LOSSES["pointwise_bce"])
+pointwise_mse_loss = _loss(LOSSES["pointwise_mse"])
 
 __all__ = [
     "approx_ndcg_loss",
@@ -34,8 +42,14 @@ __all__ = [
     "f1",
     "fall_out",
     "hit_rate",
+    "listmle_loss",
     "listnet_loss",
     "ndcg",
+    "ordinal_loss",
+    "plistmle_loss",
+    "plrank_loss",
+    "pointwise_bce_loss",
+    "pointwise_mse_loss",
     "precision",
     "r_precision",
     "rank_biased_precision",
@@ -43,4 +57,6 @@ __all__ = [
     "reciprocal_rank",
     "softmax_loss",
     "tie_spread",
+    "unique_softmax_loss",
+    "xendcg_loss",
 ]

@@ -29,7 +29,9 @@ from lightning_rank.conventions import (
 )
 from lightning_rank.functional.approximate import approx_ndcg
 from lightning_rank.functional.batch import Batch, under_gumbel
-from lightning_rank.functional.listwise import listnet, softmax
+from lightning_rank.functional.listwise import listmle, listnet, plistmle, softmax, unique_softmax, xendcg
+from lightning_rank.functional.plrank import plrank
+from lightning_rank.functional.pointwise import ordinal, pointwise_bce, pointwise_mse
 from lightning_rank.lists import arrange, check_grades, check_scores
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -96,6 +98,14 @@ LOSSES: dict[str, LossSpec] = {
         LossSpec("approx_ndcg", approx_ndcg, gumbel=True, waits_for_flat=True),
         LossSpec("softmax", softmax),
         LossSpec("listnet", listnet),
+        LossSpec("xendcg", xendcg),
+        LossSpec("unique_softmax", unique_softmax, twice=False),
+        LossSpec("listmle", listmle, signal="pair", twice=False),
+        LossSpec("plistmle", plistmle, signal="pair", twice=False),
+        LossSpec("plrank", plrank, twice=False),
+        LossSpec("ordinal", ordinal, signal="item", shift_invariant=False, logits=True),
+        LossSpec("pointwise_bce", pointwise_bce, signal="item", shift_invariant=False, max_grade=1),
+        LossSpec("pointwise_mse", pointwise_mse, signal="item", shift_invariant=False),
     )
 }
 
