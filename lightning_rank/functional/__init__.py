@@ -21,6 +21,8 @@ auc = _metric(METRICS["auc"])
 fall_out = _metric(METRICS["fall_out"])
 
 approx_ndcg_loss = _loss(LOSSES["approx_ndcg"])
+approx_mrr_loss = _loss(LOSSES["approx_mrr"])
+approx_map_loss = _loss(LOSSES["approx_map"])
 softmax_loss = _loss(LOSSES["softmax"])
 listnet_loss = _loss(LOSSES["listnet"])
 unique_softmax_loss = _loss(LOSSES["unique_softmax"])
@@ -33,6 +35,8 @@ pointwise_bce_loss = _loss(LOSSES["pointwise_bce"])
 pointwise_mse_loss = _loss(LOSSES["pointwise_mse"])
 
 __all__ = [
+    "approx_map_loss",
+    "approx_mrr_loss",
     "approx_ndcg_loss",
     "auc",
     "average_precision",

@@ -27,7 +27,7 @@ from lightning_rank.conventions import (
     value_dtype,
     values_are_free,
 )
-from lightning_rank.functional.approximate import approx_ndcg
+from lightning_rank.functional.approximate import approx_map, approx_mrr, approx_ndcg
 from lightning_rank.functional.batch import Batch, under_gumbel
 from lightning_rank.functional.listwise import listmle, listnet, plistmle, softmax, unique_softmax, xendcg
 from lightning_rank.functional.plrank import plrank
@@ -95,7 +95,9 @@ class LossSpec:
 LOSSES: dict[str, LossSpec] = {
     spec.name: spec
     for spec in (
-        LossSpec("approx_ndcg", approx_ndcg, gumbel=True, waits_for_flat=True),
+        LossSpec("approx_ndcg", approx_ndcg, gumbel=True),
+        LossSpec("approx_mrr", approx_mrr, signal="relevant", gumbel=True, kinked=True),
+        LossSpec("approx_map", approx_map, signal="relevant", gumbel=True),
         LossSpec("softmax", softmax),
         LossSpec("listnet", listnet),
         LossSpec("xendcg", xendcg),
