@@ -1,5 +1,6 @@
 """Pure functions: one per metric and one per loss, from scores and grades to per-query values."""
 
+from lightning_rank.functional.in_batch import in_batch_softmax_loss
 from lightning_rank.functional.losses import LOSSES
 from lightning_rank.functional.losses import on_lists as _loss
 from lightning_rank.functional.metrics import METRICS, tie_spread
@@ -29,6 +30,7 @@ unique_softmax_loss = _loss(LOSSES["unique_softmax"])
 listmle_loss = _loss(LOSSES["listmle"])
 plistmle_loss = _loss(LOSSES["plistmle"])
 xendcg_loss = _loss(LOSSES["xendcg"])
+neural_ndcg_loss = _loss(LOSSES["neural_ndcg"])
 plrank_loss = _loss(LOSSES["plrank"])
 ordinal_loss = _loss(LOSSES["ordinal"])
 pointwise_bce_loss = _loss(LOSSES["pointwise_bce"])
@@ -46,9 +48,11 @@ __all__ = [
     "f1",
     "fall_out",
     "hit_rate",
+    "in_batch_softmax_loss",
     "listmle_loss",
     "listnet_loss",
     "ndcg",
+    "neural_ndcg_loss",
     "ordinal_loss",
     "plistmle_loss",
     "plrank_loss",

@@ -105,7 +105,7 @@ class Levels(Places):
         return torch.where(self.place > self.taken, before, -torch.inf)
 
 
-class _WithGradient(torch.autograd.Function):
+class WithGradient(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -131,7 +131,7 @@ def with_gradient(batch: Batch, terms: Tensor, gradient: Tensor) -> Tensor:
         gradient: of the items.
     """
     score = batch.score.to(terms.dtype)
-    value = batch.lists.sum(_WithGradient.apply(score, terms, gradient))
+    value = batch.lists.sum(WithGradient.apply(score, terms, gradient))
     return value.to(batch.score.dtype)
 
 

@@ -30,6 +30,7 @@ from lightning_rank.conventions import (
 from lightning_rank.functional.approximate import approx_map, approx_mrr, approx_ndcg
 from lightning_rank.functional.batch import Batch, under_gumbel
 from lightning_rank.functional.listwise import listmle, listnet, plistmle, softmax, unique_softmax, xendcg
+from lightning_rank.functional.neural_ndcg import neural_ndcg
 from lightning_rank.functional.plrank import plrank
 from lightning_rank.functional.pointwise import ordinal, pointwise_bce, pointwise_mse
 from lightning_rank.lists import arrange, check_grades, check_scores
@@ -104,6 +105,13 @@ LOSSES: dict[str, LossSpec] = {
         LossSpec("unique_softmax", unique_softmax, twice=False),
         LossSpec("listmle", listmle, signal="pair", twice=False),
         LossSpec("plistmle", plistmle, signal="pair", twice=False),
+        LossSpec(
+            "neural_ndcg",
+            neural_ndcg,
+            twice=False,
+            waits_for_flat=True,
+            exempt={"compile": "it runs until it has converged, which a graph cannot see"},
+        ),
         LossSpec("plrank", plrank, twice=False),
         LossSpec("ordinal", ordinal, signal="item", shift_invariant=False, logits=True),
         LossSpec("pointwise_bce", pointwise_bce, signal="item", shift_invariant=False, max_grade=1),
