@@ -24,6 +24,10 @@ fall_out = _metric(METRICS["fall_out"])
 approx_ndcg_loss = _loss(LOSSES["approx_ndcg"])
 approx_mrr_loss = _loss(LOSSES["approx_mrr"])
 approx_map_loss = _loss(LOSSES["approx_map"])
+ranknet_loss = _loss(LOSSES["ranknet"])
+lambdarank_loss = _loss(LOSSES["lambdarank"])
+lambda_loss = _loss(LOSSES["lambda"])
+pairwise_hinge_loss = _loss(LOSSES["pairwise_hinge"])
 softmax_loss = _loss(LOSSES["softmax"])
 listnet_loss = _loss(LOSSES["listnet"])
 unique_softmax_loss = _loss(LOSSES["unique_softmax"])
@@ -49,11 +53,14 @@ __all__ = [
     "fall_out",
     "hit_rate",
     "in_batch_softmax_loss",
+    "lambda_loss",
+    "lambdarank_loss",
     "listmle_loss",
     "listnet_loss",
     "ndcg",
     "neural_ndcg_loss",
     "ordinal_loss",
+    "pairwise_hinge_loss",
     "plistmle_loss",
     "plrank_loss",
     "pointwise_bce_loss",
@@ -61,6 +68,7 @@ __all__ = [
     "precision",
     "r_precision",
     "rank_biased_precision",
+    "ranknet_loss",
     "recall",
     "reciprocal_rank",
     "softmax_loss",

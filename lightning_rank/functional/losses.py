@@ -31,6 +31,7 @@ from lightning_rank.functional.approximate import approx_map, approx_mrr, approx
 from lightning_rank.functional.batch import Batch, under_gumbel
 from lightning_rank.functional.listwise import listmle, listnet, plistmle, softmax, unique_softmax, xendcg
 from lightning_rank.functional.neural_ndcg import neural_ndcg
+from lightning_rank.functional.pairwise import lambda_, lambdarank, pairwise_hinge, ranknet
 from lightning_rank.functional.plrank import plrank
 from lightning_rank.functional.pointwise import ordinal, pointwise_bce, pointwise_mse
 from lightning_rank.lists import arrange, check_grades, check_scores
@@ -99,6 +100,10 @@ LOSSES: dict[str, LossSpec] = {
         LossSpec("approx_ndcg", approx_ndcg, gumbel=True),
         LossSpec("approx_mrr", approx_mrr, signal="relevant", gumbel=True, kinked=True),
         LossSpec("approx_map", approx_map, signal="relevant", gumbel=True),
+        LossSpec("ranknet", ranknet, signal="pair"),
+        LossSpec("lambdarank", lambdarank, signal="pair"),
+        LossSpec("lambda", lambda_, signal="pair"),
+        LossSpec("pairwise_hinge", pairwise_hinge, signal="pair", kinked=True),
         LossSpec("softmax", softmax),
         LossSpec("listnet", listnet),
         LossSpec("xendcg", xendcg),
