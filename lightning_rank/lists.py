@@ -169,6 +169,10 @@ class JaggedLists(Lists):
 
     def order(self, values: Tensor, *, stable: bool = False) -> tuple[Tensor, Tensor]:
         key = _descending(values)
+        if key.dtype == torch.float32 and values_are_free(key) and self.num_queries:
+            place_bits = int(self.lengths.max()).bit_length()
+            if place_bits + self.num_queries.bit_length() < 32:
+                return self._order_on_cpu(key, place_bits)
         if key.dtype != torch.float32:
             by_value = torch.sort(key, stable=stable).indices
             by_query = torch.sort(self.query.index_select(0, by_value), stable=True).indices
@@ -177,6 +181,13 @@ class JaggedLists(Lists):
             # One integer sort: the query in the upper half, the score in the lower.
             order = torch.sort((self.query << 32) + _as_integers(key), stable=stable).indices
         return order, key.index_select(0, order)
+
+    def _order_on_cpu(self, key: Tensor, place_bits: int) -> tuple[Tensor, Tensor]:
+        # As for padded lists: query, score and position in one integer.
+        packed = (self.query << 32).add_(_as_integers(key)).bitwise_left_shift_(place_bits).bitwise_or_(self.position)
+        packed.numpy().sort()
+        start = torch.arange(self.num_items) - self.position
+        return (packed & ((1 << place_bits) - 1)).add_(start), packed.bitwise_right_shift_(place_bits)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
         return _equals_previous(key) & (self.position > 0)

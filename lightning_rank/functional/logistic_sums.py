@@ -56,11 +56,9 @@ class LogisticSums:
     def __init__(self, score: Tensor, first: Tensor, *, terms: int) -> None:
         self.num_items, self.terms = score.numel(), terms
         self.num_blocks = max(1, -(-self.num_items // BLOCK))
-        gap = score.new_full((self.num_items,), GAP)
-        if self.num_items > 1:
-            steps = score.narrow(0, 0, self.num_items - 1) - score.narrow(0, 1, self.num_items - 1)
-            # Padding may lie anywhere; it has weight 0 and ends its query.
-            gap.narrow(0, 1, self.num_items - 1).copy_(torch.nan_to_num(steps, nan=0.0).clamp_(0, GAP))
+        before, after = (score.narrow(0, start, max(0, self.num_items - 1)) for start in (0, min(1, self.num_items)))
+        # Padding may lie anywhere; it has weight 0 and ends its query.
+        gap = torch.cat([score.new_zeros(min(1, self.num_items)), torch.nan_to_num(before - after, nan=0.0).clamp_(0, GAP)])
         gap.masked_fill_(first, GAP)
         gap = self._cut(gap, GAP)
         # The distance from the first item of the block, and from there to the first item of the next.
@@ -86,23 +84,22 @@ class LogisticSums:
             weight = self._place.new_ones(self.num_items)
         weight = self._cut(weight, 0.0)
         above, below = self._moments(weight)
-        over = [torch.empty_like(weight) for _ in kernels]
-        under = [torch.empty_like(weight) for _ in kernels]
+        chunks = []
         for start, size in self._chunks():
-            t_over, t_under, place = (t.narrow(-1, start, size) for t in (self._from_start, self._to_end, self._place))
-            # Small results of their own, which stay in the cache while all steps add to them.
-            here = [
-                (
-                    _evaluate(coefficients_of(kernel, self.terms), above.narrow(-1, start, size), t_over),
-                    _evaluate(coefficients_of(kernel, self.terms), below.narrow(-1, start, size), t_under),
-                )
-                for kernel in kernels
+            t_above, t_below, place, own, over, under = (
+                x.narrow(-1, start, size).contiguous()
+                for x in (self._from_start, self._to_end, self._place, weight, above, below)
+            )
+            sums = [
+                (_evaluate(coefficients, over, t_above), _evaluate(coefficients, under, t_below))
+                for coefficients in (coefficients_of(kernel, self.terms) for kernel in kernels)
             ]
-            _add_inside(here, kernels, place, weight.narrow(-1, start, size))
-            for k, (o, u) in enumerate(here):
-                over[k].narrow(-1, start, size).copy_(o)
-                under[k].narrow(-1, start, size).copy_(u)
-        return [(self._join(o), self._join(u)) for o, u in zip(over, under, strict=True)]
+            _add_inside(sums, kernels, place, own)
+            chunks.append(sums)
+        return [
+            (self._join([chunk[k][0] for chunk in chunks]), self._join([chunk[k][1] for chunk in chunks]))
+            for k in range(len(kernels))
+        ]
 
     def _chunks(self) -> list[tuple[int, int]]:
         """Starts and sizes of runs of blocks that fit into the cache of a CPU; on a device, all."""
@@ -115,7 +112,8 @@ class LogisticSums:
         values = torch.nn.functional.pad(values, (0, missing), value=fill) if missing else values
         return values.unflatten(-1, (self.num_blocks, BLOCK)).transpose(-1, -2).contiguous()
 
-    def _join(self, values: Tensor) -> Tensor:
+    def _join(self, chunks: list[Tensor]) -> Tensor:
+        values = torch.cat(chunks, -1) if len(chunks) > 1 else chunks[0]
         return values.transpose(-1, -2).flatten(-2).narrow(-1, 0, self.num_items)
 
     def _moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,32 +125,29 @@ class LogisticSums:
                 t = edge.narrow(-1, start, size).contiguous()
                 power = weight.narrow(-1, start, size) * t
                 rows = moments.narrow(-1, start, size).unbind(-2)
-                rows[0].copy_(power.sum(-2))
+                torch.sum(power, -2, out=rows[0])
                 for row in rows[1:]:
-                    row.copy_(power.mul_(t).sum(-2))
+                    torch.sum(power.mul_(t), -2, out=row)
         fade = self._passed
         return _carry(above, fade), _carry(below.flip(-1), fade.flip(-1)).flip(-1)
 
 
 def _evaluate(coefficients: tuple[float, ...], moments: Tensor, t: Tensor) -> Tensor:
     """The polynomial in t of each item, by Horner's rule."""
-    t = t.contiguous()
-    factors = torch.tensor(coefficients, dtype=t.dtype).to(t.device, non_blocking=True)
-    *rows, last = (moments * factors.unsqueeze(-1)).unsqueeze(-2).unbind(-3)
-    total = t * last
-    for row in reversed(rows):
-        total.add_(row).mul_(t)
+    rows = moments.unsqueeze(-2).unbind(-3)
+    total = t * (rows[-1] * coefficients[-1])
+    for row, coefficient in zip(rows[-2::-1], coefficients[-2::-1], strict=True):
+        total.add_(row, alpha=coefficient).mul_(t)
     return total
 
 
-def _add_inside(here: list[tuple[Tensor, Tensor]], kernels: tuple[str, ...], place: Tensor, weight: Tensor) -> None:
+def _add_inside(sums: list[tuple[Tensor, Tensor]], kernels: tuple[str, ...], place: Tensor, weight: Tensor) -> None:
     """Add what the pairs inside each block give, all pairs of one distance in positions at a time."""
-    place, weight = place.contiguous(), weight.contiguous()
     for step in range(1, BLOCK):
         rest = BLOCK - step
         left, right = weight.narrow(-2, 0, rest), weight.narrow(-2, step, rest)
         values = _kernels(kernels, place.narrow(0, 0, rest) - place.narrow(0, step, rest))
-        for (over, under), value in zip(here, values, strict=True):
+        for (over, under), value in zip(sums, values, strict=True):
             over.narrow(-2, step, rest).addcmul_(value, left)
             under.narrow(-2, 0, rest).addcmul_(value, right)
 

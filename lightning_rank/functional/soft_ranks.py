@@ -65,13 +65,13 @@ def soft_ranks(
 
 
 def _method_for(lists: Lists, score: Tensor, wanted: Tensor | None) -> str:
+    padded = isinstance(lists, PaddedLists)
+    if torch.compiler.is_compiling():
+        return "dense" if padded else "near_linear"
     if score.numel() == 0 or torch._C._functorch.is_functorch_wrapped_tensor(score):
         return "dense"
     if not values_are_free(score):
-        short = isinstance(lists, PaddedLists) and score.shape[-1] <= SHORT
-        if torch.compiler.is_compiling():
-            return "dense" if isinstance(lists, PaddedLists) else "near_linear"
-        return "rows" if short else "near_linear"
+        return "rows" if padded and score.shape[-1] <= SHORT else "near_linear"
     longest = int(lists.lengths.max())
     rows = score.numel() if wanted is None else int(wanted.sum())
     near_linear = score.numel() * PAIRS_PER_ITEM + PAIRS_PER_CALL
