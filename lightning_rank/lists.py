@@ -52,6 +52,11 @@ class Lists:
         """
         raise NotImplementedError
 
+    def descending(self, values: Tensor) -> Tensor:
+        """The values of each query in descending order, without a gradient; 0 in padding."""
+        ordered = values.detach().gather(-1, self.order(values.detach())[0])
+        return torch.where(self.sorted().valid, ordered, 0)
+
     def ties_with_above(self, key: Tensor) -> Tensor:
         """Where an item, in the order of its key, has the key of the item above it in its query."""
         raise NotImplementedError
@@ -114,6 +119,15 @@ class PaddedLists(Lists):
         packed = _as_integers(key).long().bitwise_left_shift_(32).bitwise_or_(self.position)
         packed.numpy().sort(axis=-1)
         return packed & 0xFFFFFFFF, packed.bitwise_right_shift_(32)
+
+    def descending(self, values: Tensor) -> Tensor:
+        if not values.is_floating_point() or not values_are_free(values):
+            return super().descending(values)
+        key = values.detach().neg()
+        if self.mask is not None:
+            key.masked_fill_(self.mask.logical_not(), torch.inf)
+        key.numpy().sort(axis=-1)
+        return key.neg_() if self.mask is None else torch.where(self.sorted().valid, key.neg_(), 0)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
         same = _equals_previous(key)
@@ -188,6 +202,15 @@ class JaggedLists(Lists):
         packed.numpy().sort()
         start = torch.arange(self.num_items) - self.position
         return (packed & ((1 << place_bits) - 1)).add_(start), packed.bitwise_right_shift_(place_bits)
+
+    def descending(self, values: Tensor) -> Tensor:
+        if values.dtype != torch.float32 or not values_are_free(values):
+            return super().descending(values)
+        packed = (self.query << 32).add_(_as_integers(values.detach().neg()))
+        packed.numpy().sort()
+        # The lower half, as a signed number, is the key again.
+        bits = packed.bitwise_left_shift_(32).bitwise_right_shift_(32).to(torch.int32)
+        return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32).neg_()
 
     def ties_with_above(self, key: Tensor) -> Tensor:
         return _equals_previous(key) & (self.position > 0)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lightning_rank.conventions import Gain, discount
 from lightning_rank.functional.batch import Batch
-from lightning_rank.functional.ranking import Judged
 from lightning_rank.functional.soft_ranks import soft_ranks
 from lightning_rank.lists import Lists
 
@@ -32,7 +31,7 @@ def approx_ndcg(
     """
     gains = batch.gains(gain, scaled=True)
     rank, _ = soft_ranks(batch.lists, batch.score, temperature=temperature, wanted=gains != 0)
-    best = _ideal_dcg(batch, gains, top_k, gain)
+    best = _ideal_dcg(batch.lists, gains, top_k)
     signal = best > 0
     value = batch.lists.sum(gains * discount(rank) * _soft_cut(batch.lists, rank, top_k))
     return 1 - value / torch.where(signal, best, 1.0), signal
@@ -100,20 +99,15 @@ def _soft_cut(lists: Lists, rank: Tensor, top_k: int | None) -> Tensor | float:
     return torch.where(lists.spread(lists.lengths) <= top_k, 1.0, torch.sigmoid(top_k + 0.5 - rank))
 
 
-def _ideal_dcg(batch: Batch, gains: Tensor, top_k: int | None, gain: Gain) -> Tensor:
+def _ideal_dcg(lists: Lists, gains: Tensor, top_k: int | None) -> Tensor:
     """``[Q]`` DCG of the gains in descending order."""
-    if batch.weight is None:
-        ideal = Judged(batch.lists, batch.grade.detach(), None, top_k, whole=False).ideal_dcg(top_k, gain, scaled=True)
-        return ideal.to(gains.dtype)
-    lists = batch.lists.sorted()
-    gains = gains.gather(-1, batch.lists.order(gains)[0])
-    discounted = gains * discount((lists.position + 1).to(gains.dtype))
-    return lists.sum(discounted if top_k is None else discounted * (lists.position < top_k))
+    position = lists.sorted().position
+    discounted = lists.descending(gains) * discount((position + 1).to(gains.dtype))
+    return lists.sum(discounted if top_k is None else discounted * (position < top_k))
 
 
 def _sum_of_largest(lists: Lists, weight: Tensor, top_k: int | None) -> Tensor:
     """``[Q]`` sum of the largest ``top_k`` weights."""
     if top_k is None:
         return lists.sum(weight)
-    weight = weight.gather(-1, lists.order(weight)[0])
-    return lists.sum(weight * (lists.sorted().position < top_k))
+    return lists.sum(lists.descending(weight) * (lists.sorted().position < top_k))

@@ -18,12 +18,12 @@ from lightning_rank.lists import JaggedLists, Lists, PaddedLists
 
 METHODS = ("dense", "rows", "near_linear")
 
-# Pairs that are worth one item of the near-linear method, and those that it costs in any case: measured, forward and backward.
-PAIRS_PER_ITEM, PAIRS_PER_CALL = 100, 1_000_000
-# Pairs that are laid out at a time.
+# What one item of the near-linear method costs, and any call of it, in pairs: measured on a CPU, forward and backward.
+PAIRS_PER_ITEM, PAIRS_PER_CALL = 100, 500_000
+# Pairs up to which all are kept for the gradient: on a CPU, where they should fit into its cache, and on a device.
+DENSE, DENSE_ON_DEVICE = 1 << 20, 1 << 26
+# Pairs that are laid out at a time where they are not kept.
 CHUNK = 1 << 18
-# On a device, and under transforms, where the items that are wanted cannot be counted: lists up to here are laid out as pairs.
-SHORT = 512
 
 
 def soft_ranks(
@@ -41,97 +41,125 @@ def soft_ranks(
         lists: the layout.
         score: scores, float32 or float64, laid out so.
         temperature: the smaller, the closer to the rank.
-        wanted: bool like ``score``, the items whose rank is asked for; others may get any number >= 0. None: all.
+        wanted: bool like ``score``, the items whose rank is asked for; others may get any number > 0. None: all.
         counted: like ``score``, what each item counts in the second result; None: 1, where both results are the rank.
-        method: ``"dense"`` lays out all pairs of a query and may be differentiated any number of times, transformed and
-            compiled; ``"rows"`` lays out the pairs of wanted items, a chunk at a time: O(wanted * items) time; in
-            ``"near_linear"`` O(items log items) time and O(items) memory, flat lists are never padded. None: by size, which
-            takes no look at a value on a device: flat lists are near-linear there, padded ones if longer than ``SHORT``.
-            All give the same numbers, and all but ``"dense"`` two derivatives.
+        method: ``"dense"`` keeps all pairs of a query: for short lists, and under transforms and compilation of padded ones.
+            ``"rows"`` lays out the pairs of wanted items, a chunk at a time: O(wanted * items) time, O(items) memory.
+            ``"near_linear"`` takes O(items log items) time and O(items) memory, and never pads flat lists. None: by size,
+            without a wait on a device, where flat lists are near-linear. All give the same numbers and two derivatives.
 
     Returns:
         Two tensors like ``score``; their gradients are with respect to ``score`` alone.
     """
-    # Infinite scores tie with each other, and beat or lose to all others; their gradient is 0.
-    most = torch.finfo(score.dtype).max / 4
-    score = score.clamp(-most, most)
     if method is None:
         method = _method_for(lists, score, wanted)
-    if method == "dense":
-        return _dense(lists, score, counted, temperature)
+    if method == "near_linear":
+        return _near_linear(lists, score, counted, temperature)
+    # Nothing ranks below padding. Infinite scores tie with each other, and beat or lose to all others; their gradient is 0.
+    most = torch.finfo(score.dtype).max / 4
+    padded = lists.pad((score / temperature).clamp(-most, most))
+    if not isinstance(lists, PaddedLists):
+        padded = padded.masked_fill(lists.pad(torch.ones_like(score)) == 0, -2 * most)
+    elif lists.mask is not None:
+        padded = padded.masked_fill(lists.mask.logical_not(), -2 * most)
+    weight = None if counted is None else lists.pad(counted)
     if method == "rows":
-        return _by_rows(lists, score, wanted, counted, temperature)
-    return _near_linear(lists, score, counted, temperature)
+        return _by_rows(lists, padded, weight, score, wanted)
+    if torch.compiler.is_compiling() or _is_transformed(score):
+        beats = torch.sigmoid(padded.unsqueeze(1) - padded.unsqueeze(2))
+        rank, found = _counts(beats, weight)
+    else:
+        rank, found = _Pairs.apply(padded, weight)
+    return _unpad(lists, rank), _unpad(lists, rank if weight is None else found)
+
+
+def _is_transformed(score: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(score)
 
 
 def _method_for(lists: Lists, score: Tensor, wanted: Tensor | None) -> str:
     padded = isinstance(lists, PaddedLists)
     if torch.compiler.is_compiling():
         return "dense" if padded else "near_linear"
-    if score.numel() == 0 or torch._C._functorch.is_functorch_wrapped_tensor(score):
+    if score.numel() == 0 or _is_transformed(score):
         return "dense"
     if not values_are_free(score):
-        return "rows" if padded and score.shape[-1] <= SHORT else "near_linear"
-    longest = int(lists.lengths.max())
-    rows = score.numel() if wanted is None else int(wanted.sum())
+        return "dense" if padded and score.numel() * score.shape[-1] <= DENSE_ON_DEVICE else "near_linear"
+    longest = score.shape[-1] if padded else int(lists.lengths.max())
+    places = lists.num_queries * longest
     near_linear = score.numel() * PAIRS_PER_ITEM + PAIRS_PER_CALL
-    # Laying out the rows of flat lists pads the lists.
-    return "rows" if rows * longest + lists.num_queries * longest <= near_linear else "near_linear"
-
-
-def _beyond(lists: Lists, score: Tensor) -> Tensor:
-    """``[Q, longest]`` scores, -inf where no item is: nothing ranks below it, and its sigmoid has no slope."""
-    padded = lists.pad(score)
-    if isinstance(lists, PaddedLists) and lists.mask is None:
-        return padded
-    return padded.masked_fill(lists.pad(torch.ones_like(score) * lists.valid) == 0, -torch.inf)
-
-
-def _dense(lists: Lists, score: Tensor, counted: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    padded = lists.pad(score) / temperature
-    item = lists.pad(torch.ones_like(score) * lists.valid)
-    beats = torch.sigmoid(padded.unsqueeze(1) - padded.unsqueeze(2))
-    # The item itself adds sigmoid(0) = 1/2 to its sum.
-    rank = _unpad(lists, (beats * item.unsqueeze(1)).sum(-1)) + 0.5
-    if counted is None:
-        return rank, rank
-    found = (beats * lists.pad(counted).unsqueeze(1)).sum(-1)
-    return rank, _unpad(lists, found) + counted / 2
+    if places > near_linear:  # flat lists of very different lengths
+        return "near_linear"
+    rows = places if wanted is None else int(torch.count_nonzero(wanted))
+    # Picking rows costs a copy of them.
+    if 3 * rows > places and places * longest <= min(DENSE, near_linear):
+        return "dense"
+    return "rows" if 2 * rows * longest <= near_linear else "near_linear"
 
 
 def _unpad(lists: Lists, padded: Tensor) -> Tensor:
     """The inverse of ``lists.pad``."""
     if not isinstance(lists, JaggedLists):
         return padded
-    return padded.flatten().index_select(0, lists.query * padded.shape[1] + lists.position)
+    return padded.flatten().index_select(0, _place(lists, padded.shape[1]))
+
+
+def _place(lists: Lists, longest: int) -> Tensor:
+    """Where each item lies in the flattened ``lists.pad``."""
+    if isinstance(lists, JaggedLists):
+        return lists.query * longest + lists.position
+    return torch.arange(lists.num_queries * longest, device=lists.lengths.device)
+
+
+# All pairs ------------------------------------------------------------------------------------------------------------
+
+
+def _counts(beats: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    # The item itself adds sigmoid(0) = 1/2 to its sum.
+    rank = beats.sum(-1) + 0.5
+    return rank, rank if weight is None else (beats @ weight.unsqueeze(-1)).squeeze(-1) + weight / 2
+
+
+class _Pairs(torch.autograd.Function):
+    """Ranks of all items of ``[Q, L]`` scores, and counts with given weights."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        beats = (padded.unsqueeze(1) - padded.unsqueeze(2)).sigmoid_()
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(padded, weight, beats)
+        rank, found = _counts(beats, weight)
+        return rank, rank.new_empty(0) if weight is None else found
+
+    @staticmethod
+    def backward(ctx: Any, up: Tensor, up_found: Tensor) -> tuple[Tensor | None, ...]:
+        padded, weight, beats = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            beats = torch.sigmoid(padded.unsqueeze(1) - padded.unsqueeze(2))
+        # A pair's slope is that of both its items.
+        slope = torch.addcmul(beats, beats, beats, value=-1)
+        gradient = (slope @ up.unsqueeze(-1)).squeeze(-1) - up * slope.sum(-1)
+        if weight is not None:
+            of_up, of_weight = (slope @ torch.stack([up_found, weight], -1)).unbind(-1)
+            gradient = gradient + weight * of_up - up_found * of_weight
+        return gradient, None
 
 
 # Rows -----------------------------------------------------------------------------------------------------------------
 
 
 def _by_rows(
-    lists: Lists, score: Tensor, wanted: Tensor | None, counted: Tensor | None, temperature: float
+    lists: Lists, padded: Tensor, weight: Tensor | None, score: Tensor, wanted: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    padded = _beyond(lists, score) / temperature
-    weight = None if counted is None else lists.pad(counted)
-    if wanted is not None and values_are_free(score):
-        rows = _unpadded_index(lists, padded.shape[1]).masked_select(wanted)
-        rank, found = _Rows.apply(padded, weight, rows)
-        at = torch.nonzero(wanted.flatten()).squeeze(1)
-        ones = torch.ones_like(score).flatten()
-        rank = ones.index_copy(0, at, rank).view_as(score)
-        found = rank if weight is None else ones.index_copy(0, at, found).view_as(score)
-        return rank, found
-    rows = torch.arange(padded.numel(), device=score.device)
-    rank, found = (_unpad(lists, x.view_as(padded)) for x in _Rows.apply(padded, weight, rows))
-    return rank, rank if weight is None else found
-
-
-def _unpadded_index(lists: Lists, longest: int) -> Tensor:
-    """Where each item lies in the flattened ``lists.pad``."""
-    if isinstance(lists, JaggedLists):
-        return lists.query * longest + lists.position
-    return torch.arange(lists.num_queries * longest, device=lists.lengths.device).view(lists.num_queries, longest)
+    place = _place(lists, padded.shape[1])
+    if wanted is None or not values_are_free(score):
+        rank, found = (x.view_as(score) if x.numel() else x for x in _Rows.apply(padded, weight, place))
+        return rank, rank if weight is None else found
+    at = torch.nonzero(wanted.flatten()).squeeze(1)
+    rank, found = _Rows.apply(padded, weight, place.index_select(0, at))
+    ones = torch.ones_like(score).flatten()
+    rank = ones.index_copy(0, at, rank).view_as(score)
+    return rank, rank if weight is None else ones.index_copy(0, at, found).view_as(score)
 
 
 class _Rows(torch.autograd.Function):
@@ -139,19 +167,15 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, weight: Tensor | None, rows: Tensor) -> tuple[Tensor, Tensor]:
-        rank = torch.empty_like(rows, dtype=padded.dtype)
-        found = rank if weight is None else torch.empty_like(rank)
+        ranks, counts = [padded.new_empty(0)], [padded.new_empty(0)]
         for at, own, query in _chunks_of_rows(padded, rows):
             beats = padded.index_select(0, query).sub_(own).sigmoid_()
-            rank.narrow(0, *at).copy_(beats.sum(-1)).add_(0.5)
+            ranks.append(beats.sum(-1).add_(0.5))
             if weight is not None:
-                part = (beats * weight.index_select(0, query)).sum(-1)
                 itself = weight.flatten().index_select(0, rows.narrow(0, *at))
-                found.narrow(0, *at).copy_(part).add_(itself, alpha=0.5)
+                counts.append(beats.mul_(weight.index_select(0, query)).sum(-1).add_(itself, alpha=0.5))
         ctx.save_for_backward(padded, weight, rows)
-        if weight is None:
-            return rank, rank.new_empty(0)
-        return rank, found
+        return torch.cat(ranks), torch.cat(counts)
 
     @staticmethod
     def backward(ctx: Any, up: Tensor, up_found: Tensor) -> tuple[Tensor | None, ...]:
@@ -192,8 +216,6 @@ def _chunks_of_rows(padded: Tensor, rows: Tensor) -> list[tuple[tuple[int, int],
     query = rows // max(1, padded.shape[1])
     own = padded.flatten().index_select(0, rows).unsqueeze(1)
     size = max(1, CHUNK // max(1, padded.shape[1]))
-    if padded.device.type != "cpu":
-        size *= 64
     chunks = [(start, min(size, rows.numel() - start)) for start in range(0, rows.numel(), size)]
     return [(at, own.narrow(0, *at), query.narrow(0, *at)) for at in chunks]
 
