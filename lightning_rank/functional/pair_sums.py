@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_rank.conventions import sum_dtype, values_are_free
+from lightning_rank.functional.faded_sums import FadedSums
 from lightning_rank.functional.logistic_sums import LogisticSums, terms_for
 from lightning_rank.functional.pairs import Items, Kernel, PairWeight
 from lightning_rank.functional.ranking import _tie_bounds
@@ -54,14 +55,12 @@ def terms_of(weight: PairWeight, items: Items) -> list[Term]:
     """The weight of a pair as a sum of products; ``items`` are flat float64."""
     one = torch.ones_like(items.score)
     mean, inner, gain = items.discount, items.inner, items.gain
-    kept = one if items.kept is None else items.kept
-    top = items.kept_discount
-    assert mean is not None and top is not None
-    cut = items.kept is not None
+    kept, cut = one if items.kept is None else items.kept, items.kept is not None
     if weight.kind == "count":
-        found = [Term(kept, above=one), Term(one, below=kept, tied=inner)] if cut else [Term(one, one, one, inner)]
+        found = [Term(kept, above=one), Term(one, below=kept, tied=inner)] if cut else [Term(one, one, one)]
         return _both_ways(found, 1, items.weight)
-    assert gain is not None
+    top = items.kept_discount
+    assert gain is not None and mean is not None and top is not None
     if weight.kind == "own":
         found = (
             [Term(kept, above=gain * mean), Term(one, below=gain * top, tied=_times(gain, inner))]
@@ -128,7 +127,7 @@ def _both_ways(found: list[Term], sign: int, weight: Tensor | None) -> list[Term
 
 
 def near_linear(weight: PairWeight, kernel: Kernel, items: Items, lists: Lists) -> tuple[Tensor, Tensor]:
-    """The sum over all pairs of each query, ``[query]``, and its gradient for the ranked items, shaped like them; float64.
+    """Terms of the sum over all pairs of each query, and its gradient, for the ranked items and shaped like them; float64.
 
     On a device it waits once, for the number of levels.
     """
@@ -161,101 +160,141 @@ def near_linear(weight: PairWeight, kernel: Kernel, items: Items, lists: Lists) 
         if digits > 1 and level is not None and digit < digits - 1:
             group = query * base ** (digits - 1 - digit) + torch.div(flat_level, base ** (digit + 1), rounding_mode="floor")
             group, order = torch.sort(group, stable=True)
-            here = _Pass(kernel, flat.score.index_select(0, order), group, own.index_select(0, order), base, terms_needed,
-                         None if tie is None else tie.index_select(0, order), weight.every)  # fmt: skip
+            here = _Pass(
+                weight,
+                kernel,
+                flat.map(lambda x, order=order: x.index_select(0, order)),  # type: ignore[misc]
+                group,
+                own.index_select(0, order),
+                base,
+                None if tie is None else tie.index_select(0, order),
+                terms=terms_needed,
+                num_ranks=shape[-1],
+            )
             here.add([t.index_select(order) for t in found])
             value.index_add_(0, order, here.value)
             gradient.index_add_(0, order, here.gradient)
         else:
-            here = _Pass(kernel, flat.score, group, own, base, terms_needed, tie, weight.every)
+            here = _Pass(weight, kernel, flat, group, own, base, tie, terms=terms_needed, num_ranks=shape[-1])
             here.add(found)
             value += here.value
             gradient += here.gradient
-    value = torch.where(real, value, 0.0)
-    return lists.sum(value.view(shape)), torch.where(real, gradient, 0.0).view(shape)
+    return torch.where(real, value, 0.0).view(shape), torch.where(real, gradient, 0.0).view(shape)
 
 
 class _Pass:
     """Sums over the pairs of one digit: ``value`` and ``gradient`` of each item, which add up over digits.
 
     Args:
-        kernel: what a pair costs.
-        score: ``[N]`` descending within each group.
+        weight, kernel: of a pair.
+        items: ``[N]``, descending within each group.
         group: ``[N]`` ascending; only pairs of one group are summed.
-        level: ``[N]`` int64; only pairs of different levels are summed.
+        level: ``[N]`` int64; only pairs of different levels are summed, or all if the weight is so.
         num_levels: above all levels.
-        terms: degree of the polynomials.
         tie: ``[N]``, equal for tied items that are next to each other; None: no ties.
-        every: pairs count in both directions whatever the levels.
+        terms: degree of the polynomials.
+        num_ranks: no rank is larger.
     """
 
     def __init__(
         self,
+        weight: PairWeight,
         kernel: Kernel,
-        score: Tensor,
+        items: Items,
         group: Tensor,
         level: Tensor,
         num_levels: int,
-        terms: int,
         tie: Tensor | None,
-        every: bool,
+        *,
+        terms: int,
+        num_ranks: int,
     ) -> None:
-        self.kernel, self.score, self.level, self.every = kernel, score, level, every
+        score = self.score = items.score
+        self.every = weight.every
         first = _changes(group)
         self.start, self.end = _tie_bounds(first)
         self.slot = None if tie is None else _tie_bounds(first | _changes(tie))[0]
         place = torch.arange(score.numel(), device=score.device) if self.slot is None else self.slot
-        self.place = place if every else place + score.numel() * level
+        self.place = place if self.every else place + score.numel() * level
         levels = torch.arange(num_levels, device=level.device).unsqueeze(1)
-        self.is_level = None if every else (level == levels)
+        self.is_level = None if self.every else (level == levels)
         self.is_hinge, self.is_count = kernel.margin is not None, kernel.constant
+        self.slope, self.margin = (
+            (1.0, 1.0 if kernel.margin is None else kernel.margin) if self.is_hinge else (kernel.slope, 1.0)
+        )
+        self.logistic: LogisticSums | None = None
+        self.faded: FadedSums | None = None
         if self.is_hinge:
-            self.reach = _reach(score, group, self.end, kernel.margin)
+            self.reach = _reach(score, group, self.end, self.margin)
+        elif weight.kind == "delta":
+            self.faded = FadedSums(score * self.slope, group, items, terms=terms, top_k=weight.top_k, num_ranks=num_ranks)
         elif not self.is_count:
-            self.sums = LogisticSums(score * kernel.slope, first, terms=terms)
+            self.logistic = LogisticSums(score * self.slope, first, terms=terms)
         self.value, self.gradient, self.linear = torch.zeros_like(score), torch.zeros_like(score), torch.zeros_like(score)
 
     def add(self, found: list[Term]) -> None:
-        for term in found:
-            self._add(term)
+        """Add the pairs whose weight is a sum of products."""
+        placed = [self._placed(term) for term in found]
+        faded = self._faded(placed) if self.faded is not None else None
+        for k, (term, other) in enumerate(zip(found, placed, strict=True)):
+            self._add_tied(term, other)
+            if faded is not None:
+                self._add_faded(term, [(above[k], below[k]) for above, below in faded])
+                continue
+            self._add_whole(term, other)
+            if self.is_hinge:
+                self._add_band(term, other)
+            elif self.logistic is not None:
+                self._add_kernel(term, *self.logistic(other, "sigmoid", "softplus"))
         if not self.is_count:
             # The part of the cost that is linear in the scores is what its slope says.
-            self.value += self.score * self.linear * (1.0 if self.is_hinge else self.kernel.slope)
-            self.gradient *= 1.0 if self.is_hinge else self.kernel.slope
+            self.value += self.score * self.linear * self.slope
+            self.gradient *= self.slope
 
-    def _add(self, term: Term) -> None:
+    def _placed(self, term: Term) -> Tensor:
+        """``[level, N]``: what an item counts on its level; of tied items, all at the first."""
         other = term.other.unsqueeze(0) if self.is_level is None else term.other * self.is_level
-        placed = other
-        if self.slot is not None:
-            placed = torch.zeros_like(other).index_add_(-1, self.slot, other)
-        if self.is_count or term.above is not None or term.worse_below is not None:
-            self._add_whole(term, placed)
-        if self.is_hinge:
-            self._add_band(term, placed)
-        elif not self.is_count:
-            self._add_kernel(term, placed)
-        if self.slot is not None and (term.tied is not None or term.worse_tied is not None):
-            self._add_tied(term, placed)
+        if self.slot is None:
+            return other
+        return torch.zeros_like(other).index_add_(-1, self.slot, other)
+
+    def _faded(self, placed: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        assert self.faded is not None
+        levels = placed[0].shape[0]
+        sums = self.faded(torch.cat(placed))
+        return [(above.unflatten(0, (-1, levels)), below.unflatten(0, (-1, levels))) for above, below in sums]
+
+    def _add_faded(self, term: Term, sums: list[tuple[Tensor, Tensor]]) -> None:
+        (number_above, number_below), *kernels = sums
+        self._add_wrong(term, number_above, number_below)
+        self._add_kernel(term, *kernels)
 
     def _add_whole(self, term: Term, placed: Tensor) -> None:
-        """What all pairs in the wrong order share: 1 in the slope."""
+        if not self.is_count and term.above is None and term.worse_below is None:
+            return
         running = placed.cumsum(-1)
         before = running - placed
+        above = before - before.index_select(-1, self.start)
+        below = running.index_select(-1, self.end) - running
+        self._add_wrong(term, above, below)
+        if self.is_count and term.below is not None:
+            self.value += self._lower(below) * term.below
+
+    def _add_wrong(self, term: Term, number_above: Tensor, number_below: Tensor) -> None:
+        """What all pairs in the wrong order share: 1 in the slope."""
         if term.above is not None:
-            above = self._lower(before - before.index_select(-1, self.start)) * term.above
+            above = self._lower(number_above) * term.above
             self.linear -= above
             self.gradient -= above
             if self.is_hinge or self.is_count:
-                self.value += above * (self.kernel.margin if self.is_hinge else 1.0)
-        if self.is_count and term.below is not None:
-            self.value += self._lower(running.index_select(-1, self.end) - running) * term.below
+                self.value += above * self.margin
         if term.worse_below is not None and not self.is_count:
-            below = self._higher(running.index_select(-1, self.end) - running) * term.worse_below
+            below = self._higher(number_below) * term.worse_below
             self.linear += below
             self.gradient += below
 
-    def _add_kernel(self, term: Term, placed: Tensor) -> None:
-        (above, below), (cost_above, cost_below) = self.sums(placed, "sigmoid", "softplus")
+    def _add_kernel(self, term: Term, sigmoid: tuple[Tensor, Tensor], softplus: tuple[Tensor, Tensor]) -> None:
+        (above, below), (cost_above, cost_below) = sigmoid, softplus
         if term.above is not None:
             self.value += self._lower(cost_above) * term.above
             self.gradient += self._lower(above) * term.above
@@ -276,15 +315,16 @@ class _Pass:
             within = self._lower(running.index_select(-1, down) - running.index_select(-1, place + 1)) * term.below
             self.linear -= within
             self.gradient -= within
-            self.value += within * self.kernel.margin
+            self.value += within * self.margin
         if term.worse_above is not None:
             within = self._higher(running.index_select(-1, place) - running.index_select(-1, up)) * term.worse_above
             self.linear += within
             self.gradient += within
 
     def _add_tied(self, term: Term, placed: Tensor) -> None:
-        slope, cost = (1.0, self.kernel.margin) if self.is_hinge else (0.5, log(2))
-        cost = 1.0 if self.is_count else cost
+        if self.slot is None:
+            return
+        slope, cost = (1.0, self.margin) if self.is_hinge or self.is_count else (0.5, log(2))
         if term.tied is not None:
             lower = (self._at(placed) - term.other if self.every else self._lower(placed)) * term.tied
             self.value += cost * lower

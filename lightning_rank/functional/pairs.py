@@ -70,6 +70,11 @@ class PairWeight:
     def __init__(self, kind: str, top_k: int | None = None, *, mu: float = 1.0, every: bool = False) -> None:
         self.kind, self.top_k, self.mu, self.every = kind, top_k, mu, every
 
+    @property
+    def needs_ranks(self) -> bool:
+        """Whether a weight depends on ranks."""
+        return self.kind != "count" or self.top_k is not None
+
     def complete(self, items: Items, tied: tuple[Tensor, Tensor] | None) -> Items:
         """The items with all that the weights are made of; ``tied`` as ``ranking`` has it, or None without ties."""
         dtype = items.score.dtype
@@ -124,9 +129,9 @@ class PairWeight:
     def by_rank(self, a: Items, b: Items) -> Tensor:
         """The part of the weights that ranks decide."""
         if self.kind == "both":
-            weight = self._drop(a, b) + self.mu * self._delta(a, b)
+            weight = self._drop(a, b) + self.mu * self.delta(a, b)
         else:
-            weight = {"count": self._count, "drop": self._drop, "delta": self._delta, "own": self._own}[self.kind](a, b)
+            weight = {"count": self._count, "drop": self._drop, "delta": self.delta, "own": self._own}[self.kind](a, b)
         if a.inner is None or (self.top_k is None and self.kind in ("count", "own")):
             return weight
         return torch.where(a.first == b.first, a.inner, weight)
@@ -147,10 +152,11 @@ class PairWeight:
             return a.discount  # type: ignore[return-value]  # complete
         return torch.where(a.rank < b.rank, a.kept_discount, b.kept * a.discount)  # type: ignore[arg-type, operator]  # complete
 
-    def _delta(self, a: Items, b: Items) -> Tensor:
+    def delta(self, a: Items, b: Items, num_ranks: int | None = None) -> Tensor:
+        """The mean of D(d) - D(d + 1) for ranks d apart, of items that are not tied with each other."""
         upper = torch.minimum(a.rank, b.rank)
         apart = (a.rank - b.rank).abs()
-        num_ranks = max(a.rank.shape[-1], b.rank.shape[-1], 1) + 2
+        num_ranks = (num_ranks or max(a.rank.shape[-1], b.rank.shape[-1], 1)) + 2
         exact = torch.arange(1, num_ranks + 1, dtype=sum_dtype(a.rank.device), device=a.rank.device)
         if a.first is None or b.first is None or a.last is None or b.last is None:
             steps = torch.cat([exact.new_zeros(1), discount(exact) - discount(exact + 1)]).to(a.score.dtype)
@@ -193,29 +199,41 @@ def padded(batch: Batch) -> Batch:
     lists = batch.lists
     if isinstance(lists, PaddedLists):
         return batch
+    if lists.num_queries == 1:
+        score, grade, weight = (None if x is None else x.unsqueeze(0) for x in (batch.score, batch.grade, batch.weight))
+        assert score is not None and grade is not None
+        return Batch(PaddedLists(score.shape, None, score.device), score, grade, weight)
     score, grade = lists.pad(batch.score), lists.pad(batch.grade)
     mask = torch.arange(score.shape[1], device=score.device) < lists.lengths.unsqueeze(1)
     weight = None if batch.weight is None else lists.pad(batch.weight)
     return Batch(PaddedLists(score.shape, mask, score.device), score, grade, weight)
 
 
-def ranked(batch: Batch, weight: PairWeight, gain: Gain | None) -> tuple[Lists, Items]:
-    """The items by descending score with what their pairs weigh, and their layout."""
-    lists, score = batch.lists, batch.score
+def ranked(batch: Batch, weight: PairWeight, gain: Gain | None, *, in_order: bool) -> tuple[Lists, Items]:
+    """The items by descending score with what their pairs weigh, and their layout.
+
+    ``in_order``: also where ranks do not matter; otherwise the items may stay where they are.
+    """
+    lists, grade = batch.lists, batch.grade.detach()
+    # Infinite scores tie with each other, and have no gradient.
+    most = torch.finfo(batch.score.dtype).max / 4
+    score = batch.score.clamp(-most, most)
+    rank = lists.position.expand(score.shape)
+    items = Items(score, grade.masked_fill(lists.valid.logical_not(), torch.nan), rank, batch.weight)
+    if gain is not None:
+        judged = Judged(lists, grade, None, None, whole=False)
+        best = judged.ideal_dcg(weight.top_k, gain, scaled=True)
+        gains = gains_on(lists, grade, gain, judged.top_grade())
+        items = replace(items, gain=gains / lists.spread(torch.where(best > 0, best, 1.0).to(gains.dtype)))
+    if not (in_order or weight.needs_ranks):
+        return lists, items
     order, key = lists.order(score.detach())
     after = lists.sorted()
+    items = items.map(lambda x: x if x is rank else x.gather(-1, order))
+    if not weight.needs_ranks:
+        return after, items
     same = after.ties_with_above(key)
     tied = _tie_bounds(same.logical_not()) if not values_are_free(score) or bool(same.any()) else None
-    rank = after.position.expand(score.shape)
-    grade = batch.grade.masked_fill(lists.valid.logical_not(), torch.nan)
-    gains = None
-    if gain is not None:
-        judged = Judged(lists, batch.grade.detach(), None, None, whole=False)
-        best = judged.ideal_dcg(weight.top_k, gain, scaled=True)
-        gains = gains_on(lists, batch.grade.detach(), gain, judged.top_grade())
-        gains = gains / lists.spread(torch.where(best > 0, best, 1.0).to(gains.dtype))
-    items = Items(score, grade.detach(), rank, batch.weight, gains)
-    items = items.map(lambda x: x if x is rank else x.gather(-1, order))
     return after, weight.complete(items, tied)
 
 
@@ -273,9 +291,7 @@ def rows_of(weight: PairWeight, items: Items) -> tuple[Tensor, bool]:
     return better.flatten().nonzero().squeeze(1), False
 
 
-def by_rows(
-    weight: PairWeight, kernel: Kernel, items: Items, rows: Tensor, upper: bool
-) -> tuple[Tensor, Tensor]:
+def by_rows(weight: PairWeight, kernel: Kernel, items: Items, rows: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
     """The sum over the pairs of some items with all others, a few rows at a time: O(rows * items) time, O(items) memory.
 
     Args:
@@ -285,11 +301,11 @@ def by_rows(
         upper: a pair belongs to the row of its upper item; otherwise to that of its better one.
 
     Returns:
-        The sums, ``[query]``, and their gradient, ``[query, item]``; float64.
+        The sums of each row, 0 for other items, and the gradient of all; ``[query, item]``.
     """
     num_queries, length = items.rank.shape
-    value = torch.zeros(num_queries, dtype=torch.float64, device=rows.device)
-    gradient = torch.zeros(num_queries * length, dtype=torch.float64, device=rows.device)
+    value = torch.zeros(num_queries * length, dtype=sum_dtype(rows.device), device=rows.device)
+    gradient = torch.zeros_like(value)
     table = gradient.view(num_queries, length)
     flat = items.map(torch.flatten)
     for piece in rows.split(max(1, PIECE // max(1, length))):
@@ -307,29 +323,13 @@ def by_rows(
             each = each * (a.weight if sign is None else torch.where(sign > 0, a.weight, b.weight))  # type: ignore[arg-type]
         each = torch.where(mask, each, 0.0)
         difference = a.score - b.score if sign is None else (a.score - b.score) * sign
-        value.index_add_(0, query, (each * kernel(difference)).sum(1).double())
+        value.index_add_(0, piece, (each * kernel(difference)).sum(1).to(value.dtype))
         pull = each.mul_(kernel.fall(difference))
         if sign is not None:
             pull = pull * sign
-        gradient.index_add_(0, piece, -pull.sum(1).double())
+        gradient.index_add_(0, piece, -pull.sum(1).to(value.dtype))
         if num_queries == 1:
             table += pull.sum(0)
         else:
-            table.index_add_(0, query, pull.double())
-    return value, table
-
-
-class Known(torch.autograd.Function):
-    """A value of each query whose gradient is known: ``Known.apply(score, value, gradient, lists)``."""
-
-    @staticmethod
-    def forward(ctx, score, value, gradient, lists):  # type: ignore[no-untyped-def]  # PyTorch's own form
-        ctx.save_for_backward(gradient)
-        ctx.lists = lists
-        return value.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]  # PyTorch's own form
-        (gradient,) = ctx.saved_tensors
-        return ctx.lists.spread(grad) * gradient, None, None, None
+            table.index_add_(0, query, pull.to(value.dtype))
+    return value.view_as(table), table

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lightning_rank.conventions import Gain
 from lightning_rank.functional.batch import Batch
+from lightning_rank.functional.levels import WithGradient
 from lightning_rank.functional.pair_sums import near_linear
-from lightning_rank.functional.pairs import Kernel, Known, PairWeight, by_rows, dense, padded, ranked, rows_of
+from lightning_rank.functional.pairs import Kernel, PairWeight, by_rows, dense, padded, ranked, rows_of
 
 METHODS = ("dense", "rows", "near_linear")
 
@@ -21,13 +22,12 @@ def ranknet(
     top_k: int | None = None,
     sigma: float = 1.0,
     normalize_pairs: bool = False,
-    method: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum over the pairs of items of different grades of log(1 + exp(-sigma * (better score - worse score))).
 
     Source: Burges et al., "Learning to rank using gradient descent", ICML 2005.
     """
-    return _loss(batch, PairWeight("count", top_k), Kernel(slope=sigma), None, normalize_pairs, method)
+    return pair_loss(batch, PairWeight("count", top_k), Kernel(slope=sigma), normalize_pairs=normalize_pairs)
 
 
 def lambdarank(
@@ -37,13 +37,12 @@ def lambdarank(
     gain: Gain = "exp2",
     sigma: float = 1.0,
     normalize_pairs: bool = False,
-    method: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """RankNet whose pairs weigh by how much NDCG changes when they are swapped.
 
     Source: Burges, Ragno and Le, "Learning to rank with nonsmooth cost functions", NIPS 2006.
     """
-    return _loss(batch, PairWeight("drop", top_k), Kernel(slope=sigma), gain, normalize_pairs, method)
+    return pair_loss(batch, PairWeight("drop", top_k), Kernel(slope=sigma), gain, normalize_pairs=normalize_pairs)
 
 
 def lambda_(
@@ -55,7 +54,6 @@ def lambda_(
     mu: float = 10.0,
     sigma: float = 1.0,
     normalize_pairs: bool = False,
-    method: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The LambdaLoss framework.
 
@@ -66,7 +64,7 @@ def lambda_(
         "ndcg_loss2": PairWeight("delta", top_k),
         "ndcg_loss2pp": PairWeight("both", top_k, mu=mu),
     }[scheme]
-    return _loss(batch, weight, Kernel(slope=sigma), gain, normalize_pairs, method)
+    return pair_loss(batch, weight, Kernel(slope=sigma), gain, normalize_pairs=normalize_pairs)
 
 
 def pairwise_hinge(
@@ -75,18 +73,34 @@ def pairwise_hinge(
     top_k: int | None = None,
     margin: float = 1.0,
     normalize_pairs: bool = False,
-    method: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum over the pairs of items of different grades of max(0, margin - (better score - worse score)).
 
     Source: Joachims, "Optimizing search engines using clickthrough data", KDD 2002.
     """
-    return _loss(batch, PairWeight("count", top_k), Kernel(margin=margin), None, normalize_pairs, method)
+    return pair_loss(batch, PairWeight("count", top_k), Kernel(margin=margin), normalize_pairs=normalize_pairs)
 
 
-def _loss(
-    batch: Batch, weight: PairWeight, kernel: Kernel, gain: Gain | None, normalize_pairs: bool, method: str | None
+def pair_loss(
+    batch: Batch,
+    weight: PairWeight,
+    kernel: Kernel,
+    gain: Gain | None = None,
+    *,
+    normalize_pairs: bool = False,
+    method: str | None = None,
 ) -> tuple[Tensor, Tensor]:
+    """The weighted sum over the pairs of each query, ``[query]``, and its signal.
+
+    Args:
+        weight, kernel: of a pair.
+        gain: of items, where the weight has gains.
+        normalize_pairs: divide by the number of pairs that count.
+        method: ``"dense"`` lays out all pairs of a query and may be differentiated any number of times, transformed and
+            compiled; ``"rows"`` lays out the pairs of the better items, or of those within the cutoff, a piece at a time:
+            O(rows * items) time; ``"near_linear"`` takes O(items log items) time. The last two take O(items) memory and have
+            one derivative. None: by size. All give the same numbers.
+    """
     if weight.every:
         assert gain is not None
         signal = (batch.lists.max(batch.gains(gain, scaled=True)) > 0) & (batch.lists.lengths > 1)
@@ -106,7 +120,8 @@ def _loss(
 def _num_pairs(batch: Batch, weight: PairWeight, method: str) -> Tensor:
     """``[query]``, the expected number of pairs that count."""
     unweighted = replace(batch, score=batch.score.detach(), weight=None)
-    return _sum(unweighted, PairWeight("count", weight.top_k, every=weight.every), Kernel(constant=True), None, method)
+    counted = PairWeight("count", weight.top_k, every=weight.every)
+    return _sum(unweighted, counted, Kernel(constant=True), None, method)
 
 
 def _sum(batch: Batch, weight: PairWeight, kernel: Kernel, gain: Gain | None, method: str) -> Tensor:
@@ -114,17 +129,17 @@ def _sum(batch: Batch, weight: PairWeight, kernel: Kernel, gain: Gain | None, me
     if method == "near_linear" and weight.kind == "both":
         drop, delta = PairWeight("drop", weight.top_k), PairWeight("delta", weight.top_k)
         return _sum(batch, drop, kernel, gain, method) + weight.mu * _sum(batch, delta, kernel, gain, method)
-    lists, items = ranked(batch, weight, gain)
+    lists, items = ranked(batch, weight, gain, in_order=method == "near_linear")
     if method == "dense":
         return dense(weight, kernel, items)
     with torch.no_grad():
         fixed = items.map(Tensor.detach)
         if method == "rows":
-            value, gradient = by_rows(weight, kernel, fixed, *rows_of(weight, fixed))
+            terms, gradient = by_rows(weight, kernel, fixed, *rows_of(weight, fixed))
         else:
-            value, gradient = near_linear(weight, kernel, fixed, lists)
-        dtype = items.score.dtype
-    return Known.apply(items.score, value.to(dtype), gradient.to(dtype), lists)  # type: ignore[no-untyped-call]
+            terms, gradient = near_linear(weight, kernel, fixed, lists)
+    value = lists.sum(WithGradient.apply(items.score.to(terms.dtype), terms, gradient))  # type: ignore[no-untyped-call]
+    return value.to(items.score.dtype)
 
 
 def _fastest(batch: Batch, weight: PairWeight) -> str:
