@@ -320,9 +320,11 @@ def plrank(scores, grades, weights, *, top_k=None, gain="exp2", num_samples=None
 
 
 def plrank_of_noise(scores, grades, weights=None, *, noise, top_k=None, gain="exp2"):
-    """Value and gradient of PL-Rank-3 for given Gumbel noise, a list per sample, by loops over places."""
+    """Value and gradient of PL-Rank-3 for given Gumbel noise, a list per sample, by loops over places; None without signal."""
     gains = gains_of(grades, gain, weights)
     best = max_dcg(gains, top_k)
+    if best <= 0:
+        return None
     values, gradient = [], [0.0] * len(scores)
     for sample in noise:
         perturbed = [score + extra for score, extra in zip(scores, sample, strict=True)]

@@ -94,12 +94,14 @@ class LossSpec:
         return next((p.name for p in self.parameters if p.name in NOISE), None)
 
 
+_SMOOTH_METRIC = {"far gradients": "a smooth metric is flat where scores lie far apart"}
+
 LOSSES: dict[str, LossSpec] = {
     spec.name: spec
     for spec in (
-        LossSpec("approx_ndcg", approx_ndcg, gumbel=True),
-        LossSpec("approx_mrr", approx_mrr, signal="relevant", gumbel=True, kinked=True),
-        LossSpec("approx_map", approx_map, signal="relevant", gumbel=True),
+        LossSpec("approx_ndcg", approx_ndcg, gumbel=True, exempt=_SMOOTH_METRIC),
+        LossSpec("approx_mrr", approx_mrr, signal="relevant", gumbel=True, kinked=True, exempt=_SMOOTH_METRIC),
+        LossSpec("approx_map", approx_map, signal="relevant", gumbel=True, exempt=_SMOOTH_METRIC),
         LossSpec("ranknet", ranknet, signal="pair"),
         LossSpec("lambdarank", lambdarank, signal="pair"),
         LossSpec("lambda", lambda_, signal="pair"),
@@ -107,7 +109,9 @@ LOSSES: dict[str, LossSpec] = {
         LossSpec("softmax", softmax),
         LossSpec("listnet", listnet),
         LossSpec("xendcg", xendcg),
-        LossSpec("unique_softmax", unique_softmax, twice=False),
+        LossSpec(
+            "unique_softmax", unique_softmax, twice=False, exempt={"large grades": "the gain itself must fit the dtype"}
+        ),
         LossSpec("listmle", listmle, signal="pair", twice=False),
         LossSpec("plistmle", plistmle, signal="pair", twice=False),
         LossSpec(
@@ -115,9 +119,11 @@ LOSSES: dict[str, LossSpec] = {
             neural_ndcg,
             twice=False,
             waits_for_flat=True,
-            exempt={"compile": "it runs until it has converged, which a graph cannot see"},
+            exempt=_SMOOTH_METRIC | {"compile": "it runs until it has converged, which a graph cannot see"},
         ),
-        LossSpec("plrank", plrank, twice=False),
+        LossSpec(
+            "plrank", plrank, twice=False, exempt=_SMOOTH_METRIC | {"sum of gradients": "it is 0 in expectation only"}
+        ),
         LossSpec("ordinal", ordinal, signal="item", shift_invariant=False, logits=True),
         LossSpec("pointwise_bce", pointwise_bce, signal="item", shift_invariant=False, max_grade=1),
         LossSpec("pointwise_mse", pointwise_mse, signal="item", shift_invariant=False),
