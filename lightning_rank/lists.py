@@ -7,6 +7,8 @@ operations (sums and running sums per query, ordering within a query) are all th
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -171,6 +173,8 @@ class JaggedLists(Lists):
         return torch.segment_reduce(values, how, offsets=self.offsets, unsafe=True, initial=initial)
 
     def sum(self, values: Tensor) -> Tensor:
+        if values.requires_grad:
+            return _SegmentSum.apply(values, self.offsets, self.query)
         return self._reduce(values, "sum", 0).to(torch.int64 if values.dtype == torch.bool else values.dtype)
 
     def max(self, values: Tensor) -> Tensor:
@@ -226,6 +230,24 @@ class JaggedLists(Lists):
     @property
     def valid(self) -> Tensor:
         return torch.ones_like(self.position, dtype=torch.bool)
+
+
+class _SegmentSum(torch.autograd.Function):
+    """``torch.segment_reduce``, whose gradient cannot be differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, offsets: Tensor, query: Tensor) -> Tensor:
+        return torch.segment_reduce(values, "sum", offsets=offsets, unsafe=True, initial=0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, *ctx.saved_tensors), None, None
 
 
 def _equals_previous(key: Tensor) -> Tensor:

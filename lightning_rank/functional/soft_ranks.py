@@ -66,8 +66,7 @@ def soft_ranks(
     if method == "rows":
         return _by_rows(lists, padded, weight, score, wanted)
     if torch.compiler.is_compiling() or _is_transformed(score):
-        beats = torch.sigmoid(padded.unsqueeze(1) - padded.unsqueeze(2))
-        rank, found = _counts(beats, weight)
+        rank, found = _counts(_beats(padded), weight)
     else:
         rank, found = _Pairs.apply(padded, weight)
     return _unpad(lists, rank), _unpad(lists, rank if weight is None else found)
@@ -114,10 +113,15 @@ def _place(lists: Lists, longest: int) -> Tensor:
 # All pairs ------------------------------------------------------------------------------------------------------------
 
 
+def _beats(padded: Tensor) -> Tensor:
+    """``[query, j, i]``: how far item j beats item i. A sum over j is then a product from the left, which is the fast one."""
+    return torch.sigmoid(padded.unsqueeze(2) - padded.unsqueeze(1))
+
+
 def _counts(beats: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     # The item itself adds sigmoid(0) = 1/2 to its sum.
-    rank = beats.sum(-1) + 0.5
-    return rank, rank if weight is None else (beats @ weight.unsqueeze(-1)).squeeze(-1) + weight / 2
+    rank = beats.sum(1) + 0.5
+    return rank, rank if weight is None else (weight.unsqueeze(1) @ beats).squeeze(1) + weight / 2
 
 
 class _Pairs(torch.autograd.Function):
@@ -125,7 +129,7 @@ class _Pairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        beats = (padded.unsqueeze(1) - padded.unsqueeze(2)).sigmoid_()
+        beats = _beats(padded)
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(padded, weight, beats)
         rank, found = _counts(beats, weight)
@@ -135,14 +139,14 @@ class _Pairs(torch.autograd.Function):
     def backward(ctx: Any, up: Tensor, up_found: Tensor) -> tuple[Tensor | None, ...]:
         padded, weight, beats = ctx.saved_tensors
         if torch.is_grad_enabled():
-            beats = torch.sigmoid(padded.unsqueeze(1) - padded.unsqueeze(2))
+            beats = _beats(padded)
         # A pair's slope is that of both its items.
         slope = torch.addcmul(beats, beats, beats, value=-1)
-        gradient = (slope @ up.unsqueeze(-1)).squeeze(-1) - up * slope.sum(-1)
-        if weight is not None:
-            of_up, of_weight = (slope @ torch.stack([up_found, weight], -1)).unbind(-1)
-            gradient = gradient + weight * of_up - up_found * of_weight
-        return gradient, None
+        if weight is None:
+            return (up.unsqueeze(1) @ slope).squeeze(1) - up * slope.sum(1), None
+        sides = torch.stack([up, torch.ones_like(up), up_found, weight], 1)
+        of_up, of_one, of_up_found, of_weight = (sides @ slope).unbind(1)
+        return of_up - up * of_one + weight * of_up_found - up_found * of_weight, None
 
 
 # Rows -----------------------------------------------------------------------------------------------------------------
