@@ -48,7 +48,7 @@ class Term:
     worse_tied: Factor = None
 
     def index_select(self, order: Tensor) -> Term:
-        return Term(*(None if x is None else x.index_select(0, order) for x in vars(self).values()))
+        return Term(*(None if x is None else x.index_select(0, order) for x in vars(self).values()))  # type: ignore[arg-type]  # as before
 
 
 def terms_of(weight: PairWeight, items: Items) -> list[Term]:
@@ -60,7 +60,9 @@ def terms_of(weight: PairWeight, items: Items) -> list[Term]:
         found = [Term(kept, above=one), Term(one, below=kept, tied=inner)] if cut else [Term(one, one, one)]
         return _both_ways(found, 1, items.weight)
     top = items.kept_discount
-    assert gain is not None and mean is not None and top is not None
+    assert gain is not None
+    assert mean is not None
+    assert top is not None
     if weight.kind == "own":
         found = (
             [Term(kept, above=gain * mean), Term(one, below=gain * top, tied=_times(gain, inner))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,8 +52,7 @@ class Items:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Items:
         """The same function of every tensor."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: None if v is None else function(v) for name, v in values.items()})
+        return Items(*(None if x is None else function(x) for x in vars(self).values()))  # type: ignore[arg-type]  # as before
 
 
 class PairWeight:
@@ -80,8 +79,8 @@ class PairWeight:
         dtype = items.score.dtype
         exact = (items.rank + 1).to(sum_dtype(items.rank.device))
         value = discount(exact)
-        inside = None if self.top_k is None else (items.rank < self.top_k).to(exact.dtype)
-        kept_value = value if inside is None else value * inside
+        kept: Tensor | None = None if self.top_k is None else (items.rank < self.top_k).to(exact.dtype)
+        kept_value = value if kept is None else value * kept
         first = last = inner = None
         if tied is not None:
             tie, size = _tie_of(tied), (tied[1] - tied[0] + 1).to(exact.dtype)
@@ -89,13 +88,12 @@ class PairWeight:
             first, last = items.rank - (place - tied[0]), items.rank + (tied[1] - place)
             pairs = torch.where(size > 1, size * (size - 1) / 2, 1.0)
             inner = (_sum_of_tied(self._inner(first + 1.0, exact, last + 1.0, value), tie) / pairs).to(dtype)
-            value, kept_value, inside = (
-                v if v is None else _sum_of_tied(v, tie) / size for v in (value, kept_value, inside)
-            )
+            value, kept_value = (_sum_of_tied(v, tie) / size for v in (value, kept_value))
+            kept = None if kept is None else _sum_of_tied(kept, tie) / size
         return replace(
             items,
             discount=value.to(dtype),
-            kept=None if inside is None else inside.to(dtype),
+            kept=None if kept is None else kept.to(dtype),
             kept_discount=kept_value.to(dtype),
             first=first,
             last=last,
@@ -114,17 +112,20 @@ class PairWeight:
         if self.kind == "own":
             # Half, as a pair counts in both directions.
             return value * torch.where(inside > 0, last - first, (cutoff - first + 1).clamp(min=0)) / 2
-        drop = value * (lower - kept_above) if self.kind in ("drop", "both") else 0.0
-        delta = inside * (1 - discount(last - rank + 1)) if self.kind in ("delta", "both") else 0.0
-        return drop + (self.mu if self.kind == "both" else 1.0) * delta
+        drop = value * (lower - kept_above)
+        if self.kind == "drop":
+            return drop
+        delta = inside * (1 - discount(last - rank + 1))
+        return delta if self.kind == "delta" else drop + self.mu * delta
 
     def __call__(self, a: Items, b: Items) -> Tensor:
-        """The weights of the pairs of a and b, which must broadcast; a is the better item, but for the sign of the gains."""
+        """The weights of the pairs of a and b, which must broadcast, where a is the better item; a loss of gain is negative."""
         weight = self.by_rank(a, b)
         if self.kind == "count":
             return weight
-        assert a.gain is not None and b.gain is not None
-        return weight * (a.gain if self.kind == "own" else (a.gain - b.gain).abs())
+        assert a.gain is not None
+        assert b.gain is not None
+        return weight * (a.gain if self.kind == "own" else a.gain - b.gain)
 
     def by_rank(self, a: Items, b: Items) -> Tensor:
         """The part of the weights that ranks decide."""
@@ -132,7 +133,9 @@ class PairWeight:
             weight = self._drop(a, b) + self.mu * self.delta(a, b)
         else:
             weight = {"count": self._count, "drop": self._drop, "delta": self.delta, "own": self._own}[self.kind](a, b)
-        if a.inner is None or (self.top_k is None and self.kind in ("count", "own")):
+        if a.first is None or b.first is None or a.inner is None:
+            return weight
+        if self.top_k is None and self.kind in ("count", "own"):
             return weight
         return torch.where(a.first == b.first, a.inner, weight)
 
@@ -200,9 +203,9 @@ def padded(batch: Batch) -> Batch:
     if isinstance(lists, PaddedLists):
         return batch
     if lists.num_queries == 1:
-        score, grade, weight = (None if x is None else x.unsqueeze(0) for x in (batch.score, batch.grade, batch.weight))
-        assert score is not None and grade is not None
-        return Batch(PaddedLists(score.shape, None, score.device), score, grade, weight)
+        score = batch.score.unsqueeze(0)
+        weight = None if batch.weight is None else batch.weight.unsqueeze(0)
+        return Batch(PaddedLists(score.shape, None, score.device), score, batch.grade.unsqueeze(0), weight)
     score, grade = lists.pad(batch.score), lists.pad(batch.grade)
     mask = torch.arange(score.shape[1], device=score.device) < lists.lengths.unsqueeze(1)
     weight = None if batch.weight is None else lists.pad(batch.weight)
@@ -319,6 +322,8 @@ def by_rows(weight: PairWeight, kernel: Kernel, items: Items, rows: Tensor, uppe
             sign = mask.to(a.score.dtype) - (a.grade < b.grade).to(a.score.dtype)
             mask = below & (sign != 0)
         each = weight(a, b)
+        if sign is not None and weight.kind != "count":
+            each = each * sign
         if a.weight is not None:
             each = each * (a.weight if sign is None else torch.where(sign > 0, a.weight, b.weight))  # type: ignore[arg-type]
         each = torch.where(mask, each, 0.0)

@@ -7,13 +7,24 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lightning_rank.conventions import Gain
+from lightning_rank.conventions import Gain, values_are_free
 from lightning_rank.functional.batch import Batch
 from lightning_rank.functional.levels import WithGradient
 from lightning_rank.functional.pair_sums import near_linear
 from lightning_rank.functional.pairs import Kernel, PairWeight, by_rows, dense, padded, ranked, rows_of
+from lightning_rank.lists import PaddedLists
 
 METHODS = ("dense", "rows", "near_linear")
+
+# Pairs by rows that are worth one item of the near-linear method, and those that it costs in any case: measured.
+PAIRS_PER_ITEM = {"count": 120, "drop": 270, "own": 200, "delta": 1500, "both": 1500}
+PAIRS_PER_CALL = 500_000
+# Up to here all pairs are laid out at once, and the gradient may be differentiated again.
+FEW_PAIRS = 1 << 20
+# On a device, and under transforms: the same by the length of a list.
+SHORT = 512
+# Lists of float64 up to this length have their pairs of LambdaLoss summed one by one.
+LONG = 10_000
 
 
 def ranknet(
@@ -138,9 +149,29 @@ def _sum(batch: Batch, weight: PairWeight, kernel: Kernel, gain: Gain | None, me
             terms, gradient = by_rows(weight, kernel, fixed, *rows_of(weight, fixed))
         else:
             terms, gradient = near_linear(weight, kernel, fixed, lists)
-    value = lists.sum(WithGradient.apply(items.score.to(terms.dtype), terms, gradient))  # type: ignore[no-untyped-call]
+    value = lists.sum(WithGradient.apply(items.score.to(terms.dtype), terms, gradient))
     return value.to(items.score.dtype)
 
 
 def _fastest(batch: Batch, weight: PairWeight) -> str:
-    return "dense"
+    """The method by size; on a device this takes no look at a value."""
+    lists, score = batch.lists, batch.score
+    is_padded = isinstance(lists, PaddedLists)
+    if not values_are_free(score):
+        transformed = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(score)
+        return "dense" if is_padded and (transformed or score.shape[-1] <= SHORT) else "near_linear"
+    if score.numel() == 0:
+        return "dense"
+    longest = score.shape[-1] if is_padded else int(lists.lengths.max())
+    room = lists.num_queries * longest
+    if room * longest <= FEW_PAIRS:
+        return "dense"
+    lowest = -lists.max(-batch.grade)
+    rows = score.numel() if weight.every else int(((batch.grade > lists.spread(lowest)) & lists.valid).sum())
+    if weight.top_k is not None:
+        rows = min(rows, lists.num_queries * weight.top_k)
+    if rows * longest + room <= score.numel() * PAIRS_PER_ITEM[weight.kind] + PAIRS_PER_CALL:
+        return "rows"
+    # The steps of the discount are exact within 4e-6 only.
+    exact = weight.kind in ("delta", "both") and score.dtype == torch.float64
+    return "rows" if exact and longest <= LONG else "near_linear"
