@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_rank.conventions import Gain, discount
+from lightning_rank.conventions import Gain, discount, sum_dtype
 from lightning_rank.functional.batch import Batch
 from lightning_rank.functional.soft_ranks import soft_ranks
 from lightning_rank.lists import Lists
@@ -33,8 +33,8 @@ def approx_ndcg(
     rank, _ = soft_ranks(batch.lists, batch.score, temperature=temperature, wanted=gains != 0)
     best = _ideal_dcg(batch.lists, gains, top_k)
     signal = best > 0
-    value = batch.lists.sum(gains * discount(rank) * _soft_cut(batch.lists, rank, top_k))
-    return 1 - value / torch.where(signal, best, 1.0), signal
+    value = _total(batch.lists, gains * discount(rank) * _soft_cut(batch.lists, rank, top_k))
+    return (1 - value / torch.where(signal, best, 1.0)).to(gains.dtype), signal
 
 
 def approx_mrr(
@@ -77,8 +77,8 @@ def approx_map(
     rank, found = soft_ranks(lists, batch.score, temperature=temperature, wanted=relevant > 0, counted=relevant)
     best = _sum_of_largest(lists, weight, top_k)
     signal = best > 0
-    value = lists.sum(weight * _soft_cut(lists, rank, top_k) * found / rank)
-    return 1 - value / torch.where(signal, best, 1.0), signal
+    value = _total(lists, weight * _soft_cut(lists, rank, top_k) * found / rank)
+    return (1 - value / torch.where(signal, best, 1.0)).to(weight.dtype), signal
 
 
 def _relevant(batch: Batch, min_relevance: float) -> Tensor:
@@ -92,6 +92,11 @@ def _relevant_weight(batch: Batch, min_relevance: float) -> Tensor:
     return relevant if batch.weight is None else relevant * batch.weight
 
 
+def _total(lists: Lists, values: Tensor) -> Tensor:
+    """Sum over each query in float64: a million terms in float32 would lose half the digits."""
+    return lists.sum(values.to(sum_dtype(values.device)))
+
+
 def _soft_cut(lists: Lists, rank: Tensor, top_k: int | None) -> Tensor | float:
     """How far within the cutoff each item stands; 1 where all of its query are."""
     if top_k is None:
@@ -103,11 +108,11 @@ def _ideal_dcg(lists: Lists, gains: Tensor, top_k: int | None) -> Tensor:
     """``[Q]`` DCG of the gains in descending order."""
     position = lists.sorted().position
     discounted = lists.descending(gains) * discount((position + 1).to(gains.dtype))
-    return lists.sum(discounted if top_k is None else discounted * (position < top_k))
+    return _total(lists, discounted if top_k is None else discounted * (position < top_k))
 
 
 def _sum_of_largest(lists: Lists, weight: Tensor, top_k: int | None) -> Tensor:
     """``[Q]`` sum of the largest ``top_k`` weights."""
     if top_k is None:
-        return lists.sum(weight)
-    return lists.sum(lists.descending(weight) * (lists.sorted().position < top_k))
+        return _total(lists, weight)
+    return _total(lists, lists.descending(weight) * (lists.sorted().position < top_k))

@@ -69,7 +69,8 @@ def soft_ranks(
         rank, found = _counts(_beats(padded), weight)
     else:
         rank, found = _Pairs.apply(padded, weight)
-    return _unpad(lists, rank), _unpad(lists, rank if weight is None else found)
+    rank = _unpad(lists, rank)
+    return rank, rank if weight is None else _unpad(lists, found)
 
 
 def _is_transformed(score: Tensor) -> bool:
@@ -246,6 +247,9 @@ def _near_linear(lists: Lists, score: Tensor, counted: Tensor | None, temperatur
         torch.zeros_like(score).scatter(-1, order, (part + count).to(score.dtype))
         for part, count in zip(parts, down_to, strict=True)
     ]
+    if isinstance(lists, PaddedLists) and lists.mask is not None:
+        # What a caller makes of the rank of padding must not be NaN, nor have a gradient.
+        results = [torch.where(lists.mask, result, 1.0) for result in results]
     return results[0], results[-1]
 
 
