@@ -14,9 +14,9 @@ from torch import Tensor
 from lightning_rank.functional.logistic_sums import _carry, coefficients_of
 from lightning_rank.functional.pairs import Items, PairWeight
 
-BLOCK = 32
+BLOCK = 64
 # Blocks at a time: what is laid out for them stays in the cache.
-CHUNK = 64
+CHUNK = 16
 
 # Rates b and shares g of sum g exp(-b a) for D(a) - D(a + 1), within 4.4e-6 of it for a from 1 to 2^20: least squares of the
 # relative error over log b and log g, at whole a spaced by logarithm, from rates spaced by logarithm and non-negative shares;
@@ -97,21 +97,20 @@ class FadedSums:
         fade = self.passed.T
         above = _carry(above.permute(2, 1, 0), fade).permute(2, 0, 1)
         below = _carry(below.permute(2, 1, 0).flip(-1), fade.flip(-1)).flip(-1).permute(2, 0, 1)
-        sums = weight.new_empty(2, 3, columns, self.num_blocks, BLOCK)
+        pieces: list[list[Tensor]] = [[] for _ in range(6)]
         for piece in self._pieces():
             upper, lower = self._factors(piece)
             inside = self._inside(piece)
             own = weight.narrow(0, *piece)
-            for side, moments, factor in ((0, above, lower), (1, below, upper)):
+            for side, (moments, factor) in enumerate(((above, lower), (below, upper))):
                 # What each kernel makes of a moment.
                 wanted = moments.narrow(0, *piece).unsqueeze(1) * self.coefficients.unsqueeze(1)
                 far = torch.bmm(factor, wanted.flatten(1, 2).transpose(1, 2))
                 for k, matrix in enumerate(inside):
                     near = torch.bmm(matrix if side == 0 else matrix.transpose(1, 2), own)
-                    total = far.narrow(2, k * columns, columns) + near
-                    sums.select(0, side).select(0, k).narrow(1, *piece).copy_(total.permute(2, 0, 1))
-        sums = sums.flatten(-2).narrow(-1, 0, self.num_items)
-        return [(sums.select(0, 0).select(0, k), sums.select(0, 1).select(0, k)) for k in range(3)]
+                    pieces[2 * k + side].append(far.narrow(2, k * columns, columns) + near)
+        sums = [torch.cat(whole).flatten(0, 1).T.narrow(1, 0, self.num_items).contiguous() for whole in pieces]
+        return list(zip(sums[::2], sums[1::2], strict=True))
 
     def _cut(self, values: Tensor, fill: float = 0) -> Tensor:
         """``[N, ...]`` as ``[blocks, BLOCK, ...]``."""
