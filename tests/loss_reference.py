@@ -289,7 +289,7 @@ def neural_ndcg(
     log_p = torch.log_softmax(((n + 1 - 2 * places) * s - spread) / temperature, -1)
     with torch.no_grad():
         rows, columns, steps = torch.zeros(n, 1, dtype=F64), torch.zeros(1, n, dtype=F64), 0
-        while steps < 20000:
+        while steps < 3000:
             rows = -torch.logsumexp(log_p + columns, 1, keepdim=True)
             columns = -torch.logsumexp(log_p + rows, 0, keepdim=True)
             steps += 1

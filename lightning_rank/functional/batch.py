@@ -33,6 +33,9 @@ class Batch:
         """Weighted gains of the items, 0 in padding; ``scaled``: the exp2 gains of a query over 2^top grade."""
         top = self.lists.spread(self.lists.max(self.grade.detach()).clamp(min=0)) if scaled else None
         gains = gains_of(self.grade, gain, top) * self.lists.valid
+        if isinstance(gain, str):
+            # Vectorised and scalar code may differ in the last bit of 2^x, and 0 decides about signal.
+            gains = torch.where(self.grade > 0, gains, 0.0)
         return gains if self.weight is None else gains * self.weight
 
     def relevant(self) -> Tensor:

@@ -58,7 +58,7 @@ def unique_softmax(batch: Batch, *, gain: Gain = "exp2") -> tuple[Tensor, Tensor
     score, gains_placed = levels.take(score), levels.take(gains.to(score.dtype))
     below = levels.log_sum_below(score)
     total = torch.logaddexp(score, below)
-    terms = torch.where(levels.valid, gains_placed * torch.nn.functional.softplus(below - score, threshold=1e4), 0.0)
+    terms = torch.where(levels.valid, -gains_placed * torch.nn.functional.logsigmoid(score - below), 0.0)
     # An item loses by its own terms what it gains by those of all items above it.
     own = -gains_placed * torch.sigmoid(below - score)
     gradient = own + torch.exp(score + levels.log_sum_above(gains_placed.log() - total))

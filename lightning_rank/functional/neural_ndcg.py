@@ -50,6 +50,8 @@ def neural_ndcg(
     places = Places(batch, score)
     graded = places.lists.pad(places.take(gains / batch.lists.spread(best)))
     ranked = places.lists.pad(places.take(score)) / temperature
+    if ranked.shape[1] == 0:
+        return batch.lists.sum(batch.score), signal
     discounts = discount(torch.arange(1, ranked.shape[1] + 1, device=ranked.device, dtype=ranked.dtype))
     if top_k is not None:
         discounts = torch.where(torch.arange(ranked.shape[1], device=ranked.device) < top_k, discounts, 0.0)
