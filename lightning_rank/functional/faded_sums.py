@@ -1,9 +1,9 @@
 """Logistic sums over all pairs of a sorted list that fade with the distance in rank, in near-linear time.
 
-D(a) - D(a + 1), for the discount D(a) = 1 / log2(1 + a) and a distance a in rank, is completely monotone: a positive mixture of
-exp(-b a). With a few of them, each pair is a sum of products exp(-m d) exp(-b a) in the distance d of scores and a of ranks, which
-are summed as in ``logistic_sums``: pairs inside a block as they are, all others by moments at the edges of the blocks. All
-exponents are negative. A tie stands at its first item; what depends on ranks is the mean over its ranks.
+D(a) - D(a + 1), for the discount D(a) = 1 / log2(1 + a) and a distance a in rank, is completely monotone: a positive
+mixture of exp(-b a). With a few of them, each pair is a sum of products exp(-m d) exp(-b a) in the distance d of scores and
+a of ranks, which are summed as in ``logistic_sums``: pairs inside a block as they are, all others by moments at the edges
+of the blocks. All exponents are negative. A tie stands at its first item; what depends on ranks is the mean over its ranks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ BLOCK = 64
 # Blocks at a time: what is laid out for them stays in the cache.
 CHUNK = 16
 
-# Rates b and shares g of sum g exp(-b a) for D(a) - D(a + 1), within 4.4e-6 of it for a from 1 to 2^20: least squares of the
-# relative error over log b and log g, at whole a spaced by logarithm, from rates spaced by logarithm and non-negative shares;
-# then again with weights that grow where the error is large, until it is even.
+# Rates b and shares g of sum g exp(-b a) for D(a) - D(a + 1), within 4.4e-6 of it for a from 1 to 2^20. Fitted by least
+# squares of the relative error over log b and log g, at whole a spaced by logarithm, beginning with rates spaced by logarithm
+# and non-negative shares; then again with weights that grow where the error is large, until it is even.
 # fmt: off
 RATES = (
     3.4640347e-07, 5.7097709e-07, 1.1815321e-06, 3.5157468e-06, 8.4978644e-06, 1.7574918e-05, 3.4059202e-05,
@@ -38,7 +38,7 @@ SHARES = (
 
 
 class FadedSums:
-    """For each item sums over the items above it and over those below it: of weights times the mean of D(a) - D(a + 1) over ranks.
+    """For each item weighted sums over the items above it and over those below it, times the mean of D(a) - D(a + 1).
 
     Args:
         score: ``[N]`` float64, descending within each group.
@@ -130,7 +130,7 @@ class FadedSums:
         return (by_rank.unsqueeze(-1) * by_score.unsqueeze(-2)).flatten(-2)
 
     def _factors(self, piece: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """``[block, item, moment]``: of an item as the upper one, to the edge below it, and as the lower one, from that above."""
+        """``[block, item, moment]``: of an item as the upper one, to the edge below, and as the lower one, from that above."""
         score, first, last, group = (x.narrow(0, *piece) for x in (self.score, self.first, self.last, self.group))
         here, before = (
             [x.narrow(0, *piece).unsqueeze(1) for x in edges]

@@ -1,10 +1,11 @@
 """Sums over all pairs of items of different grades, in near-linear time and linear memory.
 
-The weight of a pair is a sum of products, a function of one item times a function of the other, where one is above the other in
-rank: so what an item needs of all others is, for each grade level, sums of weighted kernels over those above it and those below
-(``logistic_sums``). Few levels are summed side by side. Of many, the digits of the level are compared: two levels are told apart by
-the highest digit in which they differ, so each digit is a pass over groups of items that agree in the digits before it, and any
-number of real-valued grades costs a logarithm. Tied items are put into one place, and their pairs among each other are added.
+The weight of a pair is a sum of products, a function of one item times a function of the other, where one is above the
+other in rank: so what an item needs of all others is, for each grade level, sums of weighted kernels over those above it
+and those below (``logistic_sums``). Few levels are summed side by side. Of many, the digits of the level are compared: two
+levels are told apart by the highest digit in which they differ, so each digit is a pass over groups of items that agree in
+the digits before it, and any number of real-valued grades costs a logarithm. Tied items are put into one place, and their
+pairs among each other are added.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Term:
 
     Attributes:
         other: ``[N]``, the number of the other item.
-        above, below, tied: that of this item where it is the better one and the other is above it, below it, tied; None is 0.
+        above, below, tied: that of this item where it is the better one and the other is above it, below it, tied; None is
+        0.
         worse_above, worse_below, worse_tied: likewise where this item is the worse one.
     """
 
@@ -48,7 +50,8 @@ class Term:
     worse_tied: Factor = None
 
     def index_select(self, order: Tensor) -> Term:
-        return Term(*(None if x is None else x.index_select(0, order) for x in vars(self).values()))  # type: ignore[arg-type]  # as before
+        chosen = (None if x is None else x.index_select(0, order) for x in vars(self).values())
+        return Term(*chosen)  # type: ignore[arg-type]  # None where it was
 
 
 def terms_of(weight: PairWeight, items: Items) -> list[Term]:
@@ -312,14 +315,14 @@ class _Pass:
         """The hinge of pairs in the right order, but within the margin."""
         running = torch.cat([placed.new_zeros(placed.shape[0], 1), placed.cumsum(-1)], -1)
         up, down = self.reach
-        place = torch.arange(self.score.numel(), device=self.score.device)
+        size = self.score.numel()
         if term.below is not None:
-            within = self._lower(running.index_select(-1, down) - running.index_select(-1, place + 1)) * term.below
+            within = self._lower(running.index_select(-1, down) - running.narrow(-1, 1, size)) * term.below
             self.linear -= within
             self.gradient -= within
             self.value += within * self.margin
         if term.worse_above is not None:
-            within = self._higher(running.index_select(-1, place) - running.index_select(-1, up)) * term.worse_above
+            within = self._higher(running.narrow(-1, 0, size) - running.index_select(-1, up)) * term.worse_above
             self.linear += within
             self.gradient += within
 

@@ -1,4 +1,4 @@
-"""What a pair of items weighs: by its ranks, as an exact expectation where scores are tied; and sums over all pairs laid out."""
+"""What a pair of items weighs by its ranks, as an exact expectation where scores are tied; sums over pairs laid out."""
 
 from __future__ import annotations
 
@@ -52,16 +52,18 @@ class Items:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Items:
         """The same function of every tensor."""
-        return Items(*(None if x is None else function(x) for x in vars(self).values()))  # type: ignore[arg-type]  # as before
+        mapped = (None if x is None else function(x) for x in vars(self).values())
+        return Items(*mapped)  # type: ignore[arg-type]  # None where it was
 
 
 class PairWeight:
     """The weight of a pair, without the weight of its better item.
 
     Args:
-        kind: ``"count"`` 1 for a pair; ``"drop"`` difference of gains times difference of discounts; ``"delta"`` difference of
-            gains times D(a) - D(a + 1) for ranks a apart; ``"both"`` the sum of these two, the latter times ``mu``; ``"own"``
-            gain times discount of the first item.
+        kind: ``"count"`` 1 for a pair; ``"drop"`` difference of gains times difference of discounts; ``"delta"`` difference
+        of
+            gains times D(a) - D(a + 1) for ranks a apart; ``"both"`` the sum of these two, the latter times ``mu``;
+            ``"own"`` gain times discount of the first item.
         top_k: a pair counts where its upper item is within the cutoff.
         every: a pair counts in both directions, whatever the grades.
     """
@@ -119,7 +121,7 @@ class PairWeight:
         return delta if self.kind == "delta" else drop + self.mu * delta
 
     def __call__(self, a: Items, b: Items) -> Tensor:
-        """The weights of the pairs of a and b, which must broadcast, where a is the better item; a loss of gain is negative."""
+        """The weights of the pairs of a and b, which must broadcast, where a is the better item."""
         weight = self.by_rank(a, b)
         if self.kind == "count":
             return weight
@@ -148,12 +150,14 @@ class PairWeight:
         if a.kept is None or b.kept is None:
             return (a.discount - b.discount).abs()  # type: ignore[operator]  # complete
         upper = a.rank < b.rank
-        return torch.where(upper, a.kept_discount - a.kept * b.discount, b.kept_discount - b.kept * a.discount)  # type: ignore[operator]  # complete
+        above = a.kept_discount - a.kept * b.discount  # type: ignore[operator]  # complete
+        return torch.where(upper, above, b.kept_discount - b.kept * a.discount)  # type: ignore[operator]  # complete
 
     def _own(self, a: Items, b: Items) -> Tensor:
         if a.kept is None or b.kept is None:
             return a.discount  # type: ignore[return-value]  # complete
-        return torch.where(a.rank < b.rank, a.kept_discount, b.kept * a.discount)  # type: ignore[arg-type, operator]  # complete
+        below = b.kept * a.discount  # type: ignore[operator]  # complete
+        return torch.where(a.rank < b.rank, a.kept_discount, below)  # type: ignore[arg-type]  # complete
 
     def delta(self, a: Items, b: Items, num_ranks: int | None = None) -> Tensor:
         """The mean of D(d) - D(d + 1) for ranks d apart, of items that are not tied with each other."""
@@ -241,7 +245,7 @@ def ranked(batch: Batch, weight: PairWeight, gain: Gain | None, *, in_order: boo
 
 
 class Kernel:
-    """What a pair costs by the difference d of its scores, better minus worse: softplus(-slope d), max(0, margin - d), or 1."""
+    """What a pair costs by the difference d of its scores, better - worse: softplus(-slope d), max(0, margin - d), or 1."""
 
     def __init__(self, slope: float = 1.0, *, margin: float | None = None, constant: bool = False) -> None:
         self.slope, self.margin, self.constant = slope, margin, constant

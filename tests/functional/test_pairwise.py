@@ -301,14 +301,30 @@ def test_no_look_at_a_value_on_a_device(name, options):
     function = getattr(functional, f"{name}_loss")
     target = torch.ones(15, device="meta", dtype=torch.long)
     offsets = torch.zeros(4, device="meta", dtype=torch.long)
-    for dtype in (torch.float32, F64):
-        for top_k in (None, 2):
-            flat = torch.ones(15, device="meta", dtype=dtype, requires_grad=True)
-            function(flat, target, offsets=offsets, top_k=top_k, **options).backward()
-            padded = torch.ones(3, 600, device="meta", dtype=dtype, requires_grad=True)
-            function(padded, torch.ones_like(padded), padded > 0, top_k=top_k, **options).backward()
-            assert flat.grad.shape == (15,)
-            assert padded.grad.shape == (3, 600)
+    for dtype, top_k, length in ((torch.float32, 2, 5), (F64, None, 600)):
+        flat = torch.ones(15, device="meta", dtype=dtype, requires_grad=True)
+        function(flat, target, offsets=offsets, top_k=top_k, **options).backward()
+        padded = torch.ones(2, length, device="meta", dtype=dtype, requires_grad=True)
+        function(padded, torch.ones_like(padded), padded > 0, top_k=top_k, **options).backward()
+        assert flat.grad.shape == (15,)
+        assert padded.grad.shape == (2, length)
+
+
+@every_variant
+def test_compiles_to_one_graph(name, options):
+    function = getattr(functional, f"{name}_loss")
+    arguments = long_lists(2, "five", 0.0, (6, 6))
+    preds, target = arguments["preds"].view(2, 6), arguments["target"].view(2, 6)
+    compiled = torch.compile(lambda s: function(s, target, **options), fullgraph=True, backend="aot_eager")
+    (value, gradient), (other, slope) = (
+        (f(scores), torch.autograd.grad(f(scores), scores)[0])
+        for f, scores in (
+            (compiled, preds.clone().requires_grad_()),
+            (lambda s: function(s, target, **options), preds.clone().requires_grad_()),
+        )
+    )
+    assert_close(value, other.detach())
+    assert_close(gradient, slope)
 
 
 def test_method_by_size():
