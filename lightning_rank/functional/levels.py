@@ -105,7 +105,27 @@ class Levels(Places):
         return torch.where(self.place > self.taken, before, -torch.inf)
 
 
+class _Once(torch.autograd.Function):
+    """A known gradient: that it depends on the scores is remembered, how is not."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, score: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None]:
+        raise RuntimeError("This loss can be differentiated once only: its gradient is computed by hand.")
+
+
 class WithGradient(torch.autograd.Function):
+    """Terms whose sum over a query has a known gradient by the scores."""
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -114,12 +134,14 @@ class WithGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[2])
+        ctx.save_for_backward(inputs[0], inputs[2])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
+        score, gradient = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # Someone asks for a graph of the gradient, which must not look like a constant.
+            gradient = _Once.apply(gradient, score)  # type: ignore[no-untyped-call]
         return gradient * incoming, None, None
 
 

@@ -278,7 +278,12 @@ def _samples(spec: LossSpec, noise: Tensor | None, preds: Tensor) -> tuple[Tenso
 
 
 def _of(items: Mapping[str, Tensor | None], names: Iterable[str]) -> list[Tensor]:
-    return [item for name in names if (item := items[name]) is not None]
+    found = []
+    for name in names:
+        item = items[name]
+        if item is not None:
+            found.append(item)
+    return found
 
 
 def _beyond(spec: LossSpec, batch: Batch) -> Tensor | None:
