@@ -141,7 +141,7 @@ class WithGradient(torch.autograd.Function):
         score, gradient = ctx.saved_tensors
         if torch.is_grad_enabled():
             # Someone asks for a graph of the gradient, which must not look like a constant.
-            gradient = _Once.apply(gradient, score)  # type: ignore[no-untyped-call]
+            gradient = _Once.apply(gradient, score)
         return gradient * incoming, None, None
 
 
