@@ -234,6 +234,10 @@ class Ranking:
             values = values * (self.rank <= top_k)
         return self.lists.sum(values).to(sum_dtype(values.device))
 
+    def within(self, limit: Tensor) -> Tensor:
+        """At each rank 1.0 down to ``limit``, ``[Q]``, else 0."""
+        return (self.rank <= self.lists.spread(limit)).to(self.grade.dtype)
+
     def mean_of_tied(self, values: Tensor) -> Tensor:
         """At each rank the mean of an item value over the items tied there."""
         return values if self.ties is None else self.ties.put(values, self.ties.mean(values))

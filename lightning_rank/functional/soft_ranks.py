@@ -16,8 +16,6 @@ from lightning_rank.conventions import sum_dtype, values_are_free
 from lightning_rank.functional.logistic_sums import LogisticSums, terms_for
 from lightning_rank.lists import JaggedLists, Lists, PaddedLists
 
-METHODS = ("dense", "rows", "near_linear")
-
 # What one item of the near-linear method costs, and any call of it, in pairs: measured on a CPU, forward and backward.
 PAIRS_PER_ITEM, PAIRS_PER_CALL = 100, 500_000
 # Pairs up to which all are kept for the gradient: on a CPU, where they should fit into its cache, and on a device.
