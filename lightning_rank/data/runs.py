@@ -32,6 +32,21 @@ def polars() -> Any:
     return polars
 
 
+def pandas() -> Any:
+    """The module pandas, imported when first used.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "A pandas DataFrame needs pandas: pip install pandas. `to_polars` does without."
+        ) from error
+    return pandas
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class DocumentLists:
     """Documents of each query, each with a number. Ids are text: ``007`` is not ``7``.
@@ -144,9 +159,7 @@ class DocumentLists:
 
     def to_pandas(self) -> Any:
         """The same as a pandas DataFrame."""
-        import pandas as pd
-
-        return pd.DataFrame({name: column.to_list() for name, column in self.to_polars().to_dict().items()})
+        return pandas().DataFrame({name: column.to_list() for name, column in self.to_polars().to_dict().items()})
 
     @property
     def query_of_row(self) -> np.ndarray:

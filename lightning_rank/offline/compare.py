@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lightning_rank.conventions import check_number, check_top_k
-from lightning_rank.data.runs import Judgements, Run, polars
+from lightning_rank.data.runs import Judgements, Run, pandas, polars
 from lightning_rank.offline.evaluate import Evaluation, aligned, evaluate, html_table
 from lightning_rank.offline.measures import Measure, parse_measures
 from lightning_rank.offline.text import latex, markdown
@@ -21,6 +21,7 @@ from lightning_rank.stats.corrections import adjust
 
 if TYPE_CHECKING:
     import polars as pl
+    from matplotlib.figure import Figure
 
 FORMATS = ("table", "markdown", "latex", "json")
 # Documents of a ranking without a cutoff that are looked at for judgements.
@@ -127,6 +128,10 @@ class Comparison:
         """Name of the baseline."""
         return next(iter(self.evaluations))
 
+    def measure(self, name: str) -> Measure:
+        """One of the measures by its name."""
+        return next(measure for measure in self.evaluations[self.baseline].measures if measure.name == name)
+
     def __getitem__(self, key: str | tuple[str, str]) -> Difference:
         measure, candidate = key if isinstance(key, tuple) else (key, None)
         for found in self.differences:
@@ -163,7 +168,7 @@ class Comparison:
         old, new = a.per_query(of.measure), b.per_query(of.measure)
         queries = [query for query in a.query_ids if query in old and query in new]
         differences = np.array([new[query] - old[query] for query in queries])
-        if not _measure(a, of.measure).higher_is_better:
+        if not self.measure(of.measure).higher_is_better:
             sign = -sign
         order = np.argsort(-sign * differences, kind="stable")[:number]
         return [
@@ -224,9 +229,20 @@ class Comparison:
 
     def to_pandas(self) -> Any:
         """The same as a pandas DataFrame."""
-        import pandas as pd
+        return pandas().DataFrame(self.to_polars().to_dicts())
 
-        return pd.DataFrame(self.to_polars().to_dicts())
+    def plot(self, measure: str | None = None, candidate: str | None = None) -> Figure:
+        """Draw the difference on each query, from the largest down, and the mean with its interval.
+
+        Args:
+            measure, candidate: None takes the first.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed (the extra ``plot``).
+        """
+        from lightning_rank.offline.plots import differences
+
+        return differences(self, measure, candidate)
 
     def rows(self) -> list[list[str]]:
         """Header and rows, as text."""
@@ -407,10 +423,6 @@ def _agreement(a: Evaluation, b: Evaluation, depth: int, p: float) -> Agreement:
 def _mean(values: np.ndarray) -> float:
     values = values[~np.isnan(values)]
     return math.fsum(values) / len(values) if len(values) else math.nan
-
-
-def _measure(result: Evaluation, name: str) -> Measure:
-    return next(measure for measure in result.measures if measure.name == name)
 
 
 def _p(value: float) -> str:

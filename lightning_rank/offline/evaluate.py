@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lightning_rank.conventions import TIES, check_choice, check_number, check_top_k, preset
-from lightning_rank.data.runs import Judgements, Run, polars
+from lightning_rank.data.runs import Judgements, Run, pandas, polars
 from lightning_rank.functional.entries import Entry, resolve, values_of
 from lightning_rank.functional.metrics import METRICS
 from lightning_rank.functional.ranking import BLOCK, Judged, Ranking, _tied_items
@@ -21,6 +21,7 @@ from lightning_rank.offline.measures import Measure, graded_rbp, parse_measures
 
 if TYPE_CHECKING:
     import polars as pl
+    from matplotlib.figure import Figure
 
 MISSING = ("zero", "skip", "error")
 # Conventions of tools that break ties by document id; the others keep the order in which documents came.
@@ -146,9 +147,19 @@ class Evaluation:
 
     def to_pandas(self) -> Any:
         """A row per query, indexed by its id, and a column per measure, as a pandas DataFrame."""
-        import pandas as pd
-
+        pd = pandas()
         return pd.DataFrame(dict(self.values), index=pd.Index(self.query_ids, name="query"))
+
+    def plot(self) -> Figure:
+        """Draw the means with their intervals.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed (the extra ``plot``).
+            ValueError: none of the measures has an interval.
+        """
+        from lightning_rank.offline.plots import intervals
+
+        return intervals(self)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Measure, value, interval and queries, as text."""

@@ -202,6 +202,19 @@ def test_other_forms_and_tables():
     assert "<i>" not in html
 
 
+def test_a_plot_has_a_bar_for_each_query_from_the_largest_down(tmp_path):
+    result = compared()
+    figure = result.plot("mrr", "best")
+    heights = [bar.get_height() for bar in figure.axes[0].containers[0]]
+    old, best = (result.evaluations[name].values["mrr"] for name in ("old", "best"))
+    assert heights == pytest.approx(sorted(best - old, reverse=True))
+    of = result["mrr", "best"]
+    assert f"{of.wins} won, {of.result.ties} tied, {of.losses} lost" in figure.axes[0].get_xlabel()
+    assert figure.axes[0].lines[0].get_ydata()[0] == of.result.difference
+    figure.savefig(tmp_path / "x.png")
+    assert result.plot().axes[0].get_title().startswith("ndcg@3: new - old")
+
+
 # Refusals -------------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 
 import numpy as np
@@ -295,6 +296,34 @@ def test_html_is_escaped():
     assert "<b>" not in html
     assert "1.0000" in html
     assert "judged@10" in html
+
+
+def test_a_plot_shows_means_and_intervals():
+    result = example("mrr num_ret map")
+    (axes,) = result.plot().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["mrr", "map"]
+    points = [container.lines[0].get_xdata()[0] for container in axes.containers]
+    assert points == [result["mrr"].value, result["map"].value]
+    ((left, right),) = axes.containers[0].lines[2][0].get_segments()
+    assert (left[0], right[0]) == pytest.approx((result["mrr"].low, result["mrr"].high))
+    with pytest.raises(ValueError, match="nothing to draw"):
+        example("num_ret").plot()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [("pandas", "pip install pandas"), ("matplotlib.figure", r"lightning-rank\[plot\]")]
+)
+def test_what_is_not_installed_is_named(module, words, monkeypatch):
+    result = example()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ModuleNotFoundError, match=words):
+        (result.to_pandas if module == "pandas" else result.plot)()
+
+
+def test_polars_is_named_by_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ModuleNotFoundError, match=r"lightning-rank\[files\]"):
+        Run.from_dict({"q": {"a": 1}})
 
 
 def test_other_forms():
