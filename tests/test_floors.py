@@ -122,6 +122,12 @@ def test_only_upper_floors_know_lightning(file):
     assert not {imported.partition(".")[0] for imported in imports(file)} & LIGHTNING
 
 
+def test_functions_do_not_load_the_compiler():
+    code = "import sys, lightning_rank.functional; print('torch._dynamo' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
 def test_import_is_light():
     heavy = ("pytorch_lightning", "lightning", "scipy", "sklearn", "pandas", "matplotlib")
     code = (

@@ -67,7 +67,8 @@ def neural_ndcg(
     return value.to(batch.score.dtype), signal
 
 
-@torch.compiler.disable
+# What torch.compiler.disable does, which would load the whole compiler, a second, with this file.
+@torch._disable_dynamo
 def _dcg_with_gradient(
     score: Tensor, gains: Tensor, lengths: Tensor, discounts: Tensor, max_iter: int, tolerance: float
 ) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ def intervals(result: Evaluation) -> Figure:
         ends = [[estimate.value - estimate.low], [estimate.high - estimate.value]]
         axes.errorbar([estimate.value], [place], xerr=ends, fmt="o", color=WIN, capsize=3)
     axes.set_yticks(range(len(found)), [name for name, _ in found])
-    axes.invert_yaxis()
+    axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set(title=result.run or "run", xlabel=f"mean and {result.level * 100:g} % interval")
     return figure
 
