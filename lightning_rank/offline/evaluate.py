@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,8 @@ BY_DOCUMENT = ("trec_eval", "beir")
 UNJUDGED_BELOW_0 = ("trec_eval", "beir")
 # What trec_eval gives RBP unless told otherwise.
 TREC_PERSISTENCE = 0.9
+# Documents that are looked at for why none is judged.
+SOME = 100_000
 # The floor of a geometric mean, as in trec_eval.
 LEAST = 1e-5
 
@@ -225,6 +228,9 @@ def evaluate(
     Raises:
         ValueError: an unknown measure, an option that means nothing for any of them, no query in common, a missing query
             under ``missing="error"``.
+
+    Warns:
+        UserWarning: no document retrieved is judged, as where ids are written in two ways.
     """
     parsed = parse_measures(measures)
     if convention == "trec_eval":
@@ -373,7 +379,8 @@ class _Rankings:
         self.num_missing = int((found < 0).sum())
         self.num_not_judged = len(run) - len(found) + self.num_missing
         if not (found >= 0).any():
-            raise ValueError(_nothing_in_common(judgements, run))
+            what = f"The run {run.name!r} and the judgements have no query in common"
+            raise ValueError(_nothing_in_common(what, run.query_ids, judgements.query_ids))
         if self.num_missing and missing == "error":
             first = judgements.query_ids[int((found < 0).argmax())]
             raise ValueError(
@@ -389,6 +396,10 @@ class _Rankings:
         self.order = run.order("document" if convention in BY_DOCUMENT else "arrival")
         self.tied = run.tied_with_above(self.order) if ties == "average" else None
         self.row, self.grade = self._judged_rows(found)
+        if not len(self.row):
+            some = [lists.documents[:SOME].to_list() for lists in (run, judgements)]
+            what = f"No document that the run {run.name!r} retrieves is judged for its query"
+            warnings.warn(_nothing_in_common(what, *some), stacklevel=3)
         if ties in ("optimistic", "pessimistic"):
             grade = np.zeros(len(run.documents))
             grade[self.row] = self.grade.clip(min=0)
@@ -487,18 +498,17 @@ class _Rankings:
         return list(zip(self.run.documents.gather(row).to_list(), grades, strict=True))
 
 
-def _nothing_in_common(judgements: Judgements, run: Run) -> str:
-    ours, theirs = judgements.query_ids, run.query_ids
+def _nothing_in_common(what: str, theirs: Sequence[str], ours: Sequence[str]) -> str:
     hint = ""
     for told, same in (
         ("only by blanks around them", str.strip),
         ("only by upper and lower case", str.lower),
         ("as text and number do (leading zeros, or .0)", lambda x: x.strip().removesuffix(".0").lstrip("0")),
     ):
-        if {same(query) for query in ours} & {same(query) for query in theirs}:
+        if not set(ours) & set(theirs) and {same(one) for one in ours} & {same(one) for one in theirs}:
             hint = f" They differ {told}."
             break
-    return f"The run {run.name!r} and the judgements have no query in common: {_some(theirs)} against {_some(ours)}.{hint}"
+    return f"{what}: {_some(theirs)} against {_some(ours)}.{hint}"
 
 
 def _some(ids: Sequence[str]) -> str:

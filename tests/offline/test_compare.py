@@ -140,6 +140,7 @@ RANKINGS = st.dictionaries(
 )
 
 
+@pytest.mark.filterwarnings("ignore:No document that the run")
 @given(RANKINGS, RANKINGS)
 def test_agreement_is_the_mean_over_judged_queries(a, b):
     judged = Judgements.from_dict({query: {"a": 1} for query in ("q1", "q2", "q3")})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import warnings
 
 import numpy as np
 import polars as pl
@@ -20,6 +19,9 @@ from lightning_rank.offline import text
 from lightning_rank.offline.evaluate import evaluate
 from lightning_rank.offline.measures import parse_measures
 from tests import reference
+
+# Of documents drawn at random often none is judged.
+unjudged_is_fine = pytest.mark.filterwarnings("ignore:No document that the run")
 
 QUERIES, DOCUMENTS = ["q1", "q2", "q3"], ["a", "b", "c", "d", "e", "f"]
 GRADES = st.sampled_from([-1, 0, 0, 1, 1, 2, 3])
@@ -44,6 +46,7 @@ def expected(name: str, judged: dict, ranked: dict, k: int | None, ties: str, be
     )  # fmt: skip
 
 
+@unjudged_is_fine
 @pytest.mark.parametrize("name", METRICS)
 @given(
     case=CASES, k=st.sampled_from([None, 1, 2, 4]), ties=st.sampled_from(["average", "stable", "optimistic", "pessimistic"])
@@ -62,6 +65,7 @@ OURS = {"map": "map", "Rprec": "r_precision", "recip_rank": "mrr", "bpref": "bpr
         "ndcg": "ndcg", "ndcg_cut_3": "ndcg@3", "map_cut_2": "map@2", "success_1": "hit_rate@1"}  # fmt: skip
 
 
+@unjudged_is_fine
 @given(case=CASES, level=st.sampled_from([1, 2]))
 def test_trec_evals_measures_are_their_definition(case, level):
     judged, ranked = case
@@ -79,6 +83,7 @@ def test_trec_evals_measures_are_their_definition(case, level):
         assert result.values[trec_name] == pytest.approx(np.nan_to_num(values), rel=1e-9, abs=1e-12), trec_name
 
 
+@unjudged_is_fine
 @given(case=CASES, depth=st.integers(1, 4))
 def test_depth_cuts_after_the_sort(case, depth):
     judged, ranked = case
@@ -235,12 +240,15 @@ def test_queries_that_are_numbers_on_one_side(other):
         evaluate(Judgements.from_dict({7: {"a": 1}}), Run.from_dict({other: {"a": 1}}))
 
 
-def test_no_document_in_common_is_zero_without_a_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result = evaluate(
-            Judgements.from_dict({"q": {"a": 1}}), Run.from_dict({"q": {"b": 1}}), "map ndcg@3 bpref auc judged"
-        )
+@pytest.mark.parametrize(
+    ("document", "hint"),
+    [("b", r"\.$"), ("A", r"\. They differ only by upper"), ("a ", r"\. .* only by blanks"), ("x", r"\.$")],
+)
+def test_no_document_in_common_is_zero_with_a_warning(document, hint):
+    judged, run = Judgements.from_dict({"q": {"a": 1}, "r": {"x": 1}}), Run.from_dict({"q": {document: 1}}, name="bm25")
+    words = rf"the run 'bm25' retrieves is judged for its query: '{document}' against 'a', 'x'{hint}"
+    with pytest.warns(UserWarning, match=words):
+        result = evaluate(judged, run, "map ndcg@3 bpref auc judged")
     assert all(estimate.value == 0 for estimate in result.summary.values())
 
 
