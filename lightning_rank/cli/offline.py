@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rank.data.runs import Judgements, Run, polars
-from lightning_rank.data.tables import FORMATS as FILES
-from lightning_rank.data.tables import read_judgements, read_run, table_kind, write_table
+from lightning_rank.data.tables import FORMATS, JUDGEMENT_FORMATS, read_judgements, read_run, table_kind, write_table
 from lightning_rank.data.trec import writing
 
 _DEFAULT = "ndcg@10 map mrr@10 recall@100"
@@ -143,9 +142,9 @@ def _parser() -> argparse.ArgumentParser:
             help="a run; again for another" + (" (the first is the baseline)" if command is compare else ""),
         )  # fmt: skip
         files.add_argument(
-            "--qrels-format", choices=FILES, help="kind of the judgements; by the file's name and first line"
+            "--qrels-format", choices=JUDGEMENT_FORMATS, help="kind of the judgements; by the file's name and first line"
         )
-        files.add_argument("--run-format", choices=FILES, help="kind of the runs; by the file's name and first line")
+        files.add_argument("--run-format", choices=FORMATS, help="kind of the runs; by the file's name and first line")
         files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
         files.add_argument(
             "--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table"
@@ -189,7 +188,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 _FILES = """
-Files are TREC runs and qrels, MS MARCO runs, CSV, TSV, Parquet or JSON lines, plain or gzip.
+Files are TREC runs and qrels, MS MARCO runs, CSV, TSV, Parquet or JSON lines, plain or gzip; LETOR files serve as
+judgements.
 """
 _EVALUATE = f"""Measures of runs, with intervals and the counts that must be known to read them.
 {_FILES}

@@ -32,6 +32,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMATS = ("trec", "msmarco", "csv", "tsv", "parquet", "jsonl")
+JUDGEMENT_FORMATS = (*FORMATS, "letor")
 
 
 def read_run(
@@ -69,6 +70,8 @@ def read_run(
     """
     kind = _kind(path, form, named=bool(columns))
     name = Path(path).name.removesuffix(".gz") if name is None else name
+    if kind == "letor":
+        raise ValueError(f"{path}: a LETOR file holds grades and features, no scores: it can only be the judgements.")
     if kind in ("trec", "qrels"):
         return read_trec_run(path, name=name, strict=strict)
     if kind == "msmarco":
@@ -81,12 +84,17 @@ def read_judgements(
 ) -> Judgements:
     """Read relevance judgements; files, arguments and errors are those of ``read_run``, with ``grade`` for the score.
 
-    ``form="trec"`` is a qrels file, ``query iteration document grade``.
+    ``form="trec"`` is a qrels file, ``query iteration document grade``; ``"letor"`` is one of LETOR, of which the grades count, and
+    an item without a document id is named by its place, as in the runs of ``write_run``.
 
     Raises:
         ValueError: also for judgements that contradict one another.
     """
     kind = _kind(path, form, named=bool(columns))
+    if kind == "letor":
+        from lightning_rank.data.letor import read_letor
+
+        return lists_of(read_letor(path), name=Path(path).name.removesuffix(".gz"))[0]
     if kind in ("trec", "qrels", "msmarco"):
         return read_qrels(path, strict=strict)
     return _read_table(Judgements, path, kind, columns or {}, Path(path).name.removesuffix(".gz"), strict)
@@ -192,8 +200,8 @@ def _is_number(text: str) -> bool:
 
 def _kind(path: str | Path, form: str | None, *, named: bool) -> str:
     if form is not None:
-        if form not in FORMATS:
-            raise ValueError(f"The kind of a file must be one of {', '.join(FORMATS)}, got {form!r}.")
+        if form not in JUDGEMENT_FORMATS:
+            raise ValueError(f"The kind of a file must be one of {', '.join(JUDGEMENT_FORMATS)}, got {form!r}.")
         return form
     kind = _SUFFIXES.get(Path(str(path).removesuffix(".gz")).suffix.lower())
     if kind == "tsv" and not named:

@@ -169,8 +169,11 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def looks_like(path: str | Path) -> str:
-    """``"trec"``, ``"qrels"`` or ``"msmarco"`` by the number of columns of the first line that has any."""
-    return {3: "msmarco", 4: "qrels"}.get(len(_first_line(path)), "trec")
+    """``"letor"``, ``"trec"``, ``"qrels"`` or ``"msmarco"`` by the columns of the first line that has any."""
+    columns = _first_line(path)
+    if len(columns) > 1 and columns[1].startswith("qid:"):
+        return "letor"
+    return {3: "msmarco", 4: "qrels"}.get(len(columns), "trec")
 
 
 def _first_line(path: str | Path) -> list[str]:

@@ -115,7 +115,7 @@ def test_bad_columns_and_kinds(tmp_path):
         read_run(path, columns={"query": "id"})
     with pytest.raises(ValueError, match="names the query, the document and the score, got grade"):
         read_run(path, columns={"grade": "score"})
-    with pytest.raises(ValueError, match="one of trec, msmarco, csv, tsv, parquet, jsonl, got 'xls'"):
+    with pytest.raises(ValueError, match="one of trec, msmarco, csv, tsv, parquet, jsonl, letor, got 'xls'"):
         read_run(path, form="xls")
     with pytest.raises(FileNotFoundError, match="no file at"):
         read_run(tmp_path / "none.csv")
@@ -170,6 +170,16 @@ def test_grades_of_a_data_set_and_a_file_of_scores(tmp_path):
     assert lists_of(dataset())[1] is None
     with pytest.raises(ValueError, match="a score for each of the 5 items, got 2"):
         lists_of(dataset(), [1, 2])
+
+
+def test_a_letor_file_serves_as_judgements(tmp_path):
+    path = write(tmp_path / "S5.txt", "2 qid:10 1:0.5 # GX1\n0 qid:10 1:0.1 # GX2\n1 qid:007 1:3\n")
+    judged = read_judgements(path)
+    assert judged.to_dict() == {"10": {"GX1": 2, "GX2": 0}, "007": {"2": 1}}
+    assert judged.name == "S5.txt"
+    assert read_judgements(path, form="letor").to_dict() == judged.to_dict()
+    with pytest.raises(ValueError, match=r"S5\.txt: a LETOR file holds grades and features, no scores"):
+        read_run(path)
 
 
 def test_a_line_that_is_no_score_is_named(tmp_path):
