@@ -121,7 +121,7 @@ def test_benchmark_mq2008_mixes_no_settings_and_no_data(benchmark, five_parts):
 
 
 def test_benchmark_mq2008_takes_a_folder_of_one_fold(benchmark, tmp_path):
-    with pytest.raises(SystemExit, match="it lacks train.txt"):
+    with pytest.raises(SystemExit, match=r"it lacks train\.txt"):
         benchmark.folds_of(str(tmp_path))
     for name in ("train", "vali", "test"):
         write_letor(tmp_path / f"{name}.txt", 2)

@@ -270,7 +270,8 @@ def comparable(scores: Tensor, data: RankingDataset) -> Tensor:
     query = torch.arange(len(data)).repeat_interleave(data.lengths)
     mean = torch.zeros(len(data)).index_add(0, query, scores) / data.lengths
     centred = scores - mean[query]
-    return centred / centred.std()
+    deviation = centred.std()
+    return centred / torch.where(deviation > 0, deviation, 1.0)
 
 
 def run_best(fold: Fold, recipe: Recipe, seed: int) -> tuple[Tensor, Tensor]:
