@@ -7,10 +7,12 @@
 FOLDER holds S1.txt ... S5.txt of LETOR 4.0, or train.txt, vali.txt and test.txt, as MSLR-WEB has them. Each run is written to
 `--results` when it ends; the same command goes on where it was stopped, and a run whose settings have changed is done anew.
 
-Metrics are those of the test queries by the epoch with the best validation NDCG@10, with gain 2^grade - 1, over the queries that
-have a relevant document (the others have no NDCG; LETOR's own script counts them as 0, others as 1). Folds are the unit of the
-standard error: seeds are averaged within a fold first. Queries differ more than rankers do, so that the last column, the
-difference to LightGBM fold by fold, tells more than the errors of two means.
+Losses have their own default options and share all else: the network, the optimiser, and the epoch with the best validation
+NDCG@10. `pointwise_bce` gets grades as shares of the highest one; for `ordinal` a threshold per grade is learnt beside the score.
+
+Metrics are those of the test queries, with gain 2^grade - 1, over the queries that have a relevant document (the others have no
+NDCG; LETOR's own script counts them as 0, others as 1). Folds are the unit of the standard error: seeds are averaged within a fold
+first. Queries differ more than rankers do, so that the difference to LightGBM, fold by fold, tells more than two means.
 """
 
 from __future__ import annotations
@@ -227,6 +229,8 @@ def main() -> None:
         parser.error(f"--losses are 'all' or some of {', '.join(list_losses())}; {', '.join(unknown)} is none of them.")
     name, folds = folds_of(args.data)
     folds = [fold for fold in folds if args.folds is None or fold.number in args.folds]
+    if not folds:
+        parser.error(f"--folds are numbers of the folds of {name}; {args.folds} has none of them.")
     # A ridge regression has no seed, and the ensemble has its own seeds.
     seeds = dict.fromkeys(losses, args.seeds) | ({TREES: args.seeds} if find_spec("lightgbm") else {})
     seeds |= {RIDGE: args.seeds[:1]} | ({BEST: args.seeds[:1]} if args.best else {})
