@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from lightning_rank import functional
 from tests.test_module import write_letor
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -54,6 +56,31 @@ def test_benchmark_of_metrics_compares_equal_values(tmp_path):
     output = run("benchmarks/metrics.py", "--shapes", "20x30", "--parts", "time", "memory", cwd=tmp_path)
     assert len(re.findall(r"^20x30 .* ms ", output, flags=re.MULTILINE)) == 5
     assert int(re.search(r"State after a million queries: (\d+) bytes", output)[1]) < 1024
+
+
+def test_benchmark_of_losses_compares_equal_values(tmp_path):
+    command = ("benchmarks/losses.py", "--shapes", "3x20", "4 jagged", "--growth")
+    output = run(*command, "--losses", "approx_ndcg", "lambda", cwd=tmp_path)
+    assert len(re.findall(r"^(?:approx_ndcg|lambda) +(?:3x20|4 jagged) .* ms ", output, flags=re.MULTILINE)) == 4
+
+
+def test_benchmark_of_losses_has_the_textbook_of_each(benchmark_of_losses):
+    # What is raced against must be right itself: golden values check the library, this checks the other side.
+    for name, function in benchmark_of_losses.DENSE.items():
+        if name == "neural_ndcg":
+            continue  # its textbook stops before it has converged
+        score, grade, mask = benchmark_of_losses.lists_of("8 jagged")
+        library = getattr(functional, f"{name}_loss")(score, grade, mask)
+        torch.testing.assert_close(function(score, grade, mask).mean(), library)
+
+
+@pytest.fixture
+def benchmark_of_losses(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("benchmark_of_losses", EXAMPLES / "benchmarks" / "losses.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
