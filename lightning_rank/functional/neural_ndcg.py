@@ -63,7 +63,7 @@ def neural_ndcg(
     ]
     dcg, gradient = (torch.cat(values) for values in zip(*parts, strict=True)) if parts else (ranked, ranked)
     with_graph = places.lists.pad(places.take(batch.score.to(ranked.dtype)))
-    value = 1 - WithGradient.apply(with_graph, dcg, gradient / temperature).sum(-1)
+    value = 1 - WithGradient.apply(with_graph, dcg, gradient / temperature, None).sum(-1)
     return value.to(batch.score.dtype), signal
 
 
