@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         RPrecision,
         metric,
     )
-    from lightning_rank.models import FeatureTransform, LinearScorer, MLPScorer
+    from lightning_rank.models import FeatureTransform, LinearScorer, MLPScorer, SelfAttentionScorer
     from lightning_rank.pytorch_lightning import (
         LetorDataModule,
         PredictionWriter,
@@ -85,7 +85,7 @@ _WHERE = {
     ),
     "lightning_rank.advise": ("Advice",),
     "lightning_rank.explain": ("Explanation",),
-    "lightning_rank.models": ("FeatureTransform", "LinearScorer", "MLPScorer"),
+    "lightning_rank.models": ("FeatureTransform", "LinearScorer", "MLPScorer", "SelfAttentionScorer"),
     "lightning_rank.data.batches": ("QueryBatchSampler", "RankingDataset"),
     "lightning_rank.data.letor": ("read_letor",),
     "lightning_rank.data.synthetic": ("BayesOptimalScorer", "make_ranking"),
