@@ -19,7 +19,29 @@ if TYPE_CHECKING:
     from lightning_rank.data.letor import read_letor
     from lightning_rank.data.synthetic import BayesOptimalScorer, make_ranking
     from lightning_rank.explain import Explanation
-    from lightning_rank.losses import ApproxNDCGLoss, ListNetLoss, RankingLoss, SoftmaxLoss, loss
+    from lightning_rank.losses import (
+        ApproxMAPLoss,
+        ApproxMRRLoss,
+        ApproxNDCGLoss,
+        InBatchSoftmaxLoss,
+        LambdaLoss,
+        LambdaRankLoss,
+        ListMLELoss,
+        ListNetLoss,
+        NeuralNDCGLoss,
+        OrdinalLoss,
+        PairwiseHingeLoss,
+        PListMLELoss,
+        PLRankLoss,
+        PointwiseBCELoss,
+        PointwiseMSELoss,
+        RankingLoss,
+        RankNetLoss,
+        SoftmaxLoss,
+        UniqueSoftmaxLoss,
+        XENDCGLoss,
+        loss,
+    )
     from lightning_rank.metrics import (
         AUC,
         DCG,
@@ -54,7 +76,12 @@ _WHERE = {
         "AUC", "DCG", "ERR", "F1", "MAP", "MRR", "NDCG", "RBP", "BPref", "FallOut",
         "HitRate", "Interval", "Precision", "RankingMetric", "RankingMetrics", "Recall", "RPrecision", "metric",
     ),
-    "lightning_rank.losses": ("ApproxNDCGLoss", "ListNetLoss", "RankingLoss", "SoftmaxLoss", "loss"),
+    "lightning_rank.losses": (
+        "ApproxMAPLoss", "ApproxMRRLoss", "ApproxNDCGLoss", "InBatchSoftmaxLoss", "LambdaLoss",
+        "LambdaRankLoss", "ListMLELoss", "ListNetLoss", "NeuralNDCGLoss", "OrdinalLoss", "PLRankLoss",
+        "PListMLELoss", "PairwiseHingeLoss", "PointwiseBCELoss", "PointwiseMSELoss", "RankNetLoss",
+        "RankingLoss", "SoftmaxLoss", "UniqueSoftmaxLoss", "XENDCGLoss", "loss",
+    ),
     "lightning_rank.advise": ("Advice",),
     "lightning_rank.explain": ("Explanation",),
     "lightning_rank.models": ("FeatureTransform", "LinearScorer", "MLPScorer"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,6 +69,11 @@ class Lists:
             the first columns only.
         """
         raise NotImplementedError
+
+    def descending(self, values: Tensor) -> Tensor:
+        """The values of each query in descending order, without a gradient; 0 in padding."""
+        ordered = values.detach().gather(-1, self.order(values.detach())[0])
+        return torch.where(self.sorted().valid, ordered, 0)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
         """Where an item, in the order of its key, has the key of the item above it in its query."""
@@ -150,9 +156,10 @@ class PaddedLists(Lists):
         return values.cumsum(-1)
 
     def order(self, values: Tensor, *, stable: bool = False, depth: int | None = None) -> tuple[Tensor, Tensor]:
-        if depth is None or stable or depth * MUCH_LONGER >= values.shape[-1] or not values_are_free(values):
-            depth = None
-        if depth and self.mask is None and (first := _first(values, depth, largest=True)):
+        is_much_longer = (
+            depth is not None and not stable and depth * MUCH_LONGER < values.shape[-1] and values_are_free(values)
+        )
+        if depth and is_much_longer and self.mask is None and (first := _first(values, depth, largest=True)):
             return first
         key = _descending(values)
         if self.mask is not None:
@@ -162,7 +169,7 @@ class PaddedLists(Lists):
         if not values_are_free(key):
             key, order = torch.sort(key, dim=-1, stable=stable)
             return order, key
-        if depth and self.mask is not None and (first := _first(key, depth, largest=False)):
+        if depth and is_much_longer and self.mask is not None and (first := _first(key, depth, largest=False)):
             return first
         if key.dtype != torch.float32:
             key, order = torch.sort(key, dim=-1, stable=stable)
@@ -171,7 +178,20 @@ class PaddedLists(Lists):
         # half of an int64 and the position into the lower, which also makes it stable. In place, since memory is what costs.
         packed = _as_integers(key).long().bitwise_left_shift_(32).bitwise_or_(self.position)
         packed.numpy().sort(axis=-1)
+        if depth is not None and depth < self.shape[1]:
+            edge, beyond = (packed.narrow(1, at, 1).bitwise_right_shift(32) for at in (depth - 1, depth))
+            if not (edge == beyond).any():
+                packed = packed.narrow(1, 0, depth)
         return packed & 0xFFFFFFFF, packed.bitwise_right_shift_(32)
+
+    def descending(self, values: Tensor) -> Tensor:
+        if not values.is_floating_point() or not values_are_free(values):
+            return super().descending(values)
+        key = values.detach().neg()
+        if self.mask is not None:
+            key.masked_fill_(self.mask.logical_not(), torch.inf)
+        key.numpy().sort(axis=-1)
+        return key.neg_() if self.mask is None else torch.where(self.sorted().valid, key.neg_(), 0)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
         same = _equals_previous(key)
@@ -245,7 +265,10 @@ class JaggedLists(Lists):
 
     def sum(self, values: Tensor) -> Tensor:
         if values.is_floating_point():
-            return self._reduce(values.to(sum_dtype(values.device)), "sum", 0).to(values.dtype)
+            terms = values.to(sum_dtype(values.device))
+            if terms.requires_grad:
+                return _SegmentSum.apply(terms, self.offsets, self.query).to(values.dtype)
+            return self._reduce(terms, "sum", 0).to(values.dtype)
         # Of whole numbers a running sum is exact.
         running = torch.cat([self.offsets.new_zeros(1), values.expand(self.num_items).cumsum(0)])
         return running.index_select(0, self.offsets).diff()
@@ -263,6 +286,10 @@ class JaggedLists(Lists):
 
     def order(self, values: Tensor, *, stable: bool = False, depth: int | None = None) -> tuple[Tensor, Tensor]:
         key = _descending(values)
+        if key.dtype == torch.float32 and values_are_free(key) and self.num_queries:
+            place_bits = int(self.lengths.max()).bit_length()
+            if place_bits + self.num_queries.bit_length() < 32:
+                return self._order_on_cpu(key, place_bits)
         if key.dtype != torch.float32:
             by_value = torch.sort(key, stable=stable).indices
             by_query = torch.sort(self.query.index_select(0, by_value), stable=True).indices
@@ -274,6 +301,22 @@ class JaggedLists(Lists):
             key, order = torch.sort(joined, stable=stable)
             return order, key
         return order, key.index_select(0, order)
+
+    def _order_on_cpu(self, key: Tensor, place_bits: int) -> tuple[Tensor, Tensor]:
+        # As for padded lists: query, score and position in one integer.
+        packed = (self.query << 32).add_(_as_integers(key)).bitwise_left_shift_(place_bits).bitwise_or_(self.position)
+        packed.numpy().sort()
+        start = torch.arange(self.num_items) - self.position
+        return (packed & ((1 << place_bits) - 1)).add_(start), packed.bitwise_right_shift_(place_bits)
+
+    def descending(self, values: Tensor) -> Tensor:
+        if values.dtype != torch.float32 or not values_are_free(values):
+            return super().descending(values)
+        packed = (self.query << 32).add_(_as_integers(values.detach().neg()))
+        packed.numpy().sort()
+        # The lower half, as a signed number, is the key again.
+        bits = packed.bitwise_left_shift_(32).bitwise_right_shift_(32).to(torch.int32)
+        return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32).neg_()
 
     def ties_with_above(self, key: Tensor) -> Tensor:
         return _equals_previous(key) & (self.position > 0)
@@ -322,6 +365,24 @@ class JaggedLists(Lists):
     @property
     def valid(self) -> Tensor:
         return torch.ones_like(self.position, dtype=torch.bool)
+
+
+class _SegmentSum(torch.autograd.Function):
+    """``torch.segment_reduce``, whose gradient cannot be differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, offsets: Tensor, query: Tensor) -> Tensor:
+        return torch.segment_reduce(values, "sum", offsets=offsets, unsafe=True, initial=0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(0, *ctx.saved_tensors), None, None
 
 
 def _equals_previous(key: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from lightning_rank import functional
-from lightning_rank.conventions import check_choice, options_of
+from lightning_rank.conventions import check_choice, check_number, options_of
 from lightning_rank.functional.losses import LOSSES, REDUCTIONS, check_options, find_loss
 
 
@@ -41,7 +41,8 @@ class RankingLoss(nn.Module):
         # A signature that states the options of this loss, for help() and for configuration files.
         super().__init_subclass__(**kwargs)
         kinds = inspect.Parameter
-        own = options_of(LOSSES[cls.name].function)
+        spec = LOSSES[cls.name]
+        own = [p for p in spec.parameters if p.name in spec.options]
         own = [p.replace(kind=kinds.POSITIONAL_OR_KEYWORD) if p.name == "top_k" else p for p in own]
         signature = inspect.Signature([kinds("self", kinds.POSITIONAL_OR_KEYWORD), *own, *options_of(RankingLoss.__init__)])
 
@@ -70,13 +71,16 @@ class RankingLoss(nn.Module):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{k}={v!r}" for k, v in {**self.options, "reduction": self.reduction}.items())
+        unused = [name for name in ("gumbel_samples", "generator") if not self.options.get(name)]
+        shown = {**self.options, "reduction": self.reduction}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items() if name not in unused)
 
 
 class ApproxNDCGLoss(RankingLoss):
     """1 - NDCG with smooth ranks, for graded relevance where the top matters: what you watch is what you optimise.
 
-    Takes ``top_k``, ``gain`` and ``temperature``; scores that lie far apart need a larger temperature, or their gradients vanish.
+    Takes ``top_k``, ``gain``, ``temperature`` and ``gumbel_samples``. Scores that lie far apart need a larger temperature, or their
+    gradients vanish: normalise scores, or begin with a pairwise loss.
 
     Example:
         >>> import torch
@@ -89,6 +93,45 @@ class ApproxNDCGLoss(RankingLoss):
     name = "approx_ndcg"
 
 
+class ApproxMRRLoss(RankingLoss):
+    """1 - reciprocal rank with smooth ranks, where one right answer is enough: question answering, known-item search."""
+
+    name = "approx_mrr"
+
+
+class ApproxMAPLoss(RankingLoss):
+    """1 - average precision with smooth ranks, where every relevant item should be found and grades are binary."""
+
+    name = "approx_map"
+
+
+class RankNetLoss(RankingLoss):
+    """Logistic loss of the pairs in the wrong order: robust, never without a gradient; the one to begin with.
+
+    All pairs of a query count alike, so that long lists weigh more; ``normalize_pairs`` takes the mean over pairs.
+    """
+
+    name = "ranknet"
+
+
+class LambdaRankLoss(RankingLoss):
+    """RankNet whose pairs weigh by how much NDCG changes when they are swapped: the strong default for NDCG, as in LambdaMART."""
+
+    name = "lambdarank"
+
+
+class LambdaLoss(RankingLoss):
+    """The bounds of NDCG of the LambdaLoss framework, by ``scheme``: ``ndcg_loss2pp`` is the tightest."""
+
+    name = "lambda"
+
+
+class PairwiseHingeLoss(RankingLoss):
+    """Margin loss of the pairs (ranking SVM): pairs apart by the margin are left in peace, which some noisy labels like."""
+
+    name = "pairwise_hinge"
+
+
 class SoftmaxLoss(RankingLoss):
     """Cross-entropy between gains and the softmax of the scores: fast, robust, never without a gradient. Takes ``gain``."""
 
@@ -96,12 +139,117 @@ class SoftmaxLoss(RankingLoss):
 
 
 class ListNetLoss(RankingLoss):
-    """Cross-entropy between the softmax of the grades and that of the scores."""
+    """Cross-entropy between the softmax of the grades and that of the scores: where the distances of grades mean something."""
 
     name = "listnet"
 
 
-NAMED_CLASSES: dict[str, type[RankingLoss]] = {cls.name: cls for cls in (ApproxNDCGLoss, SoftmaxLoss, ListNetLoss)}
+class UniqueSoftmaxLoss(RankingLoss):
+    """Softmax of each item against those of lower grades only: items of one grade need not compete. For few, distinct grades."""
+
+    name = "unique_softmax"
+
+
+class ListMLELoss(RankingLoss):
+    """Likelihood of the whole order of the grades (Plackett-Luce): where the order of all items matters, not only the top."""
+
+    name = "listmle"
+
+
+class PListMLELoss(RankingLoss):
+    """ListMLE whose first places weigh exponentially more, for when the top matters after all."""
+
+    name = "plistmle"
+
+
+class XENDCGLoss(RankingLoss):
+    """Cross-entropy with perturbed gains, a convex bound of NDCG: as fast as softmax, often better with graded relevance."""
+
+    name = "xendcg"
+
+
+class NeuralNDCGLoss(RankingLoss):
+    """1 - NDCG of a smooth sort, closer to the metric than ApproxNDCG for a small temperature.
+
+    Time and memory grow with the square of the list: for up to about a thousand items.
+    """
+
+    name = "neural_ndcg"
+
+
+class PLRankLoss(RankingLoss):
+    """1 - the expected NDCG of a stochastic ranking policy: for exploration, fairness of exposure, or scores used as a policy."""
+
+    name = "plrank"
+
+
+class OrdinalLoss(RankingLoss):
+    """Ordinal regression on K logits an item: where the grade itself is wanted besides the order."""
+
+    name = "ordinal"
+
+
+class PointwiseBCELoss(RankingLoss):
+    """Binary cross-entropy of each item: where scores must be probabilities, such as of a click. Targets lie in [0, 1]."""
+
+    name = "pointwise_bce"
+
+
+class PointwiseMSELoss(RankingLoss):
+    """Squared error of each item: where scores must be grades, or the scores of a teacher."""
+
+    name = "pointwise_mse"
+
+
+class InBatchSoftmaxLoss(nn.Module):
+    """Softmax of each query's own item among all items of the batch, of all processes too: to train two towers for retrieval.
+
+    Args:
+        temperature: above 0; well below 1 for normalised embeddings.
+        reduction: ``"mean"`` over the rows of all processes, ``"sum"`` or ``"none"``.
+        gather: False keeps to the items of this process.
+    """
+
+    def __init__(self, temperature: float = 1.0, *, reduction: str = "mean", gather: bool = True) -> None:
+        super().__init__()
+        check_number("temperature", temperature, above=0)
+        check_choice("reduction", reduction, REDUCTIONS)
+        self.temperature, self.reduction, self.gather = temperature, reduction, gather
+
+    def forward(self, query: Tensor, item: Tensor, item_ids: Tensor | None = None, log_q: Tensor | None = None) -> Tensor:
+        """The reduced value; see ``functional.in_batch_softmax_loss`` for shapes and errors."""
+        return functional.in_batch_softmax_loss(
+            query, item, item_ids=item_ids, log_q=log_q,
+            temperature=self.temperature, reduction=self.reduction, gather=self.gather,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature!r}, reduction={self.reduction!r}, gather={self.gather!r}"
+
+
+NAMED_CLASSES: dict[str, type[RankingLoss]] = {
+    cls.name: cls
+    for cls in (
+        ApproxNDCGLoss,
+        ApproxMRRLoss,
+        ApproxMAPLoss,
+        RankNetLoss,
+        LambdaRankLoss,
+        LambdaLoss,
+        PairwiseHingeLoss,
+        SoftmaxLoss,
+        ListNetLoss,
+        UniqueSoftmaxLoss,
+        ListMLELoss,
+        PListMLELoss,
+        XENDCGLoss,
+        NeuralNDCGLoss,
+        PLRankLoss,
+        OrdinalLoss,
+        PointwiseBCELoss,
+        PointwiseMSELoss,
+    )
+}
 
 
 def loss(name: str, **options: Any) -> RankingLoss:

@@ -270,7 +270,7 @@ class _Streaming(Metric):
             ids = torch.arange(len(rows), device=rows.device) if ids is None else ids
             values = rows[usable, :-2].to(torch.float64 if self.seen[1] > 0 else torch.float32)
             self._query_values = ids[usable], values.squeeze(1) if isinstance(self, RankingMetric) else values
-        self._sums = self._with(rows)
+        self._sums = self._with(rows) if len(rows) else _Sums(self.value, self.squares, self.counts, self.seen)
         value, _, counts, seen = self._sums
         if seen[0] > 0:
             raise ValueError(

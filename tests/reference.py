@@ -1,4 +1,4 @@
-"""Slow references in plain Python: what every metric and loss is by definition, for one query, by loops.
+"""Slow references in plain Python: what every metric is by definition, for one query, by loops.
 
 Independent of the library. Ties under ``"average"`` are resolved by listing all orders of the tied items.
 """
@@ -198,59 +198,3 @@ def is_empty(name: str, judged: Judged, min_relevance: float) -> bool:
     if name in ("dcg", "ndcg", "err"):
         return max(judged.grades, default=0) == 0
     return (judged.others(min_relevance) if name == "fall_out" else judged.relevant(min_relevance)) == 0
-
-
-# Losses ---------------------------------------------------------------------------------------------------------------
-
-
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
-
-
-def log_softmax(values: Numbers) -> list[float]:
-    highest = max(values, default=0.0)
-    total = sum(math.exp(value - highest) for value in values)
-    return [value - highest - math.log(total) for value in values]
-
-
-def approx_ndcg(scores, grades, weights, *, top_k=None, gain="exp2", temperature=1.0):
-    gains = [gain_of(grade, gain) * weight for grade, weight in zip(grades, weights, strict=True)]
-    best = sum(g * discount(rank) for rank, g in enumerate(sorted(gains, reverse=True)[:top_k], 1))
-    if best <= 0:
-        return 0.0, False
-    total = 0.0
-    for i, score in enumerate(scores):
-        rank = 1 + sum(sigmoid((other - score) / temperature) for j, other in enumerate(scores) if j != i)
-        cut = 1.0 if top_k is None or top_k >= len(scores) else sigmoid(top_k + 0.5 - rank)
-        total += gains[i] * discount(rank) * cut
-    return 1 - total / best, True
-
-
-def softmax(scores, grades, weights, *, gain="linear"):
-    gains = [gain_of(grade, gain) * weight for grade, weight in zip(grades, weights, strict=True)]
-    value = -sum(g * log_share for g, log_share in zip(gains, log_softmax(scores), strict=True))
-    return value, sum(gains) > 0
-
-
-def listnet(scores, grades, weights):
-    wanted, got = log_softmax(grades), log_softmax(scores)
-    value = -sum(math.exp(w) * weight * g for w, g, weight in zip(wanted, got, weights, strict=True))
-    return value, max(grades, default=0) > 0
-
-
-LOSS_REFERENCES = {"approx_ndcg": approx_ndcg, "softmax": softmax, "listnet": listnet}
-
-
-def loss_value(
-    name: str, scores: Numbers, grades: Numbers, weights: Numbers | None = None, **options
-) -> tuple[float, bool]:
-    """The value of one query, 0 without signal, and whether it has signal."""
-    weights = [1.0] * len(scores) if weights is None else weights
-    value, signal = LOSS_REFERENCES[name](scores, [max(grade, 0) for grade in grades], weights, **options)
-    return (value, True) if signal else (0.0, False)
-
-
-def mean_over_signal(values: Sequence[tuple[float, bool]], weights: Numbers) -> float:
-    """Weighted mean over the queries with signal; 0 where none has."""
-    total = sum(weight for (_, signal), weight in zip(values, weights, strict=True) if signal)
-    return sum(value * weight for (value, _), weight in zip(values, weights, strict=True)) / total if total else 0.0

@@ -1,0 +1,44 @@
+"""How the benchmarks measure: median times, and the peak of memory in a process of its own."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+
+def seconds(run: Callable[[], object], budget: float = 1.5) -> float:
+    """Median time of as many runs as fit into the budget, after one to warm up."""
+    start = time.perf_counter()
+    run()
+    times, spent = [], time.perf_counter() - start
+    while not times or (sum(times) + spent < budget and len(times) < 30):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def extra_bytes(run: Callable[[], object]) -> int:
+    """How far the memory of this process rises above what it is now; Linux only."""
+
+    def kib(key: str) -> int:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith(key))
+
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak starts anew
+    before = kib("VmRSS")
+    run()
+    return (kib("VmHWM") - before) * 1024
+
+
+def printed_by(script: str, *args: str) -> str | None:
+    """What a script prints in a process of its own; None where that needs more memory than there is."""
+    done = subprocess.run([sys.executable, script, *args], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        return None
+    return done.stdout.strip()
