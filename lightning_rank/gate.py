@@ -285,7 +285,9 @@ class Gate:
             return undefined
         p = numbers["pvalue"]
         if _below(p, self.srm_alpha):
-            reason = f"{show_p(p)} < {show(self.srm_alpha)}: the arms did not get the planned users; no number can be trusted"
+            reason = (
+                f"{show_p(p)} < {show(self.srm_alpha)}: the arms did not get the planned users; no number can be trusted"
+            )
             return Check(name, "invalid", reason, numbers)
         return Check(name, "pass", f"{show_p(p)}, as planned", numbers)
 

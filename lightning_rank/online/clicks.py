@@ -89,7 +89,7 @@ def swap_propensities(
     width = int(high.max())
     normal, right = np.zeros((width, width)), np.zeros(width)
     for i, j in sorted(set(zip(low.tolist(), high.tolist(), strict=True))):
-        rates, variances, influence = [], [], []
+        rates, influence = [], []
         of_pair = (low == i) & (high == j)
         for p in (i, j):
             rows = of_pair & (place == p)
@@ -98,7 +98,6 @@ def swap_propensities(
                 raise ValueError(f"Each position of a pair must have clicks, got none at {p} of the pair ({i}, {j}).")
             rates.append(clicks / n)
             influence.append(np.bincount(users[rows], weights=click[rows] / clicks - 1 / n, minlength=int(users.max()) + 1))
-        del variances
         change = influence[1] - influence[0]
         weight = 1 / max(float(change @ change), 1e-300)
         edge = np.zeros(width)
@@ -111,7 +110,8 @@ def swap_propensities(
     covariance = np.linalg.inv(known)
     logs = np.concatenate([[0.0], covariance @ right[1:]])
     reach = critical(probability("alpha", alpha), "two-sided") * np.concatenate([[0.0], np.sqrt(np.diag(covariance))])
-    return Propensities(*(frozen_array(np.exp(x)) for x in (logs, logs - reach, logs + reach)), "swap")
+    estimate, low_end, high_end = (frozen_array(np.exp(x)) for x in (logs, logs - reach, logs + reach))
+    return Propensities(estimate, low_end, high_end, "swap")
 
 
 class PositionBasedModel:
@@ -134,7 +134,7 @@ class PositionBasedModel:
     Example:
         >>> model = PositionBasedModel().fit(["q"] * 8, list("abab") * 2, [1, 2, 2, 1] * 2, [1, 0, 1, 1, 1, 1, 0, 0])
         >>> print(model.propensities)
-        position-based model: 1, 0.6667
+        position-based model: 1, 0.5931
     """
 
     propensities: Propensities

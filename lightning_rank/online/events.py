@@ -214,8 +214,8 @@ def read_pieces(
     """Normalised pieces of a log, and whether all sessions in a piece are whole.
 
     By ``order="time"`` rows come sorted by time (but for a disorder shorter than ``idle``), and the users that were idle for
-    longer than ``idle`` are let go. What is within ``idle`` of the ends comes last and need not be whole, so that the next day
-    can be merged to it. By ``"any"`` the rows are first spread over files by user, each of which fits the memory.
+    longer than that and the disorder are let go. What is within ``idle`` of the ends comes last and need not be whole, so that
+    the next day can be merged to it. By ``"any"`` the rows are first spread over files by user, each of which fits the memory.
 
     Raises:
         ValueError: rows that are older than what has been let go.
@@ -233,35 +233,41 @@ def read_pieces(
     yield from _by_time(chunks, idle_us, chunk) if order == "time" else _by_user(chunks, idle_us)
 
 
+def _span(piece: polars.DataFrame) -> tuple[int, int]:
+    times = piece["t"].to_numpy()
+    return int(times.min()), int(times.max())
+
+
 def _by_time(
     chunks: Iterator[tuple[polars.DataFrame, Counter[str]]], idle: int, chunk: int
 ) -> Iterator[tuple[polars.DataFrame, Counter[str], bool]]:
     pl = load_polars()
     pool: list[polars.DataFrame] = []
     edges: list[polars.DataFrame] = []
-    start = latest = None
-    let_go = None  # users whose last event is before this are not in the pool any more
+    start = latest = 0
+    oldest = None  # no row may be older; the users that were let go have ended at least `idle` before
     kept = 0
     for piece, counts in chunks:
         yield piece.clear(), counts, True
         if not piece.height:
             continue
-        first, last = piece["t"].min(), piece["t"].max()
-        if let_go is not None and first < let_go:
+        first, last = _span(piece)
+        if oldest is None:
+            start, latest, oldest = first, last, first - idle
+        if first < oldest:
             raise ValueError(
-                f"A log read by order='time' must be sorted by time, got an event {(let_go - first) / SECOND:,.0f} s older than "
+                f"A log read by order='time' must be sorted by time, got an event {(oldest - first) / SECOND:,.0f} s older than "
                 "what has been let go. Read it by order='any'."
             )
-        start = first if start is None else min(start, first)
-        latest = last if latest is None else max(latest, last)
+        start, latest = min(start, first), max(latest, last)
         pool.append(piece)
         # Looked through when it has doubled, so that every row is looked at a few times only.
         if sum(part.height for part in pool) < max(2 * kept, chunk):
             continue
         everyone = pl.concat(pool)
-        let_go = latest - idle
+        oldest = latest - idle
         seen = everyone.group_by("user").agg(pl.col("t").min().alias("first"), pl.col("t").max().alias("last"))
-        gone = seen.filter(pl.col("last") < let_go)
+        gone = seen.filter(pl.col("last") < oldest - idle)
         at_edge = gone.filter(pl.col("first") <= start + idle).select("user")
         inside = gone.filter(pl.col("first") > start + idle).select("user")
         pool = [everyone.join(gone.select("user"), on="user", how="anti")]
@@ -282,26 +288,25 @@ def _by_user(
 ) -> Iterator[tuple[polars.DataFrame, Counter[str], bool]]:
     pl = load_polars()
     parts = 64
-    first: list[int] = []
-    last: list[int] = []
+    spans: list[tuple[int, int]] = []
     with tempfile.TemporaryDirectory() as folder:
         for i, (piece, counts) in enumerate(chunks):
             yield piece.clear(), counts, True
             if not piece.height:
                 continue
-            first.append(piece["t"].min())  # type: ignore[arg-type]
-            last.append(piece["t"].max())  # type: ignore[arg-type]
+            spans.append(_span(piece))
             group = (piece["user"].hash(seed=0) % parts).cast(pl.UInt32).alias("part")
             for (part,), rows in piece.with_columns(group).partition_by("part", as_dict=True, include_key=False).items():
                 target = Path(folder, str(part))
                 target.mkdir(exist_ok=True)
                 rows.write_ipc(target / f"{i}.arrow", compression="lz4")
+        start, end = min((first for first, _ in spans), default=0), max((last for _, last in spans), default=0)
         for target in sorted(Path(folder).iterdir()):
             rows = pl.concat([pl.read_ipc(path, memory_map=False) for path in sorted(target.iterdir())]).sort("user", "t")
             # Stretches of a user's events without a pause longer than `idle`; those near the ends may go on in another log.
             pause = (pl.col("t").diff() > idle) | (pl.col("user") != pl.col("user").shift())
             rows = rows.with_columns(pause.fill_null(value=True).cum_sum().alias("run"))
             ends = rows.group_by("run").agg(pl.col("t").min().alias("first"), pl.col("t").max().alias("last"))
-            edge = ends.filter((pl.col("first") <= min(first) + idle) | (pl.col("last") >= max(last) - idle)).select("run")
+            edge = ends.filter((pl.col("first") <= start + idle) | (pl.col("last") >= end - idle)).select("run")
             yield rows.join(edge, on="run", how="anti").drop("run"), Counter(), True
             yield rows.join(edge, on="run", how="semi").drop("run"), Counter(), False

@@ -343,14 +343,15 @@ class Experiment:
         self._check(numerator, denominator, None, None)
         arm = self.arms[1] if arm is None else arm
         names = [name for name in (numerator, denominator) if name is not None]
+        places = self._places(names)
         rows = {}
         for name in (self.control, arm):
             blocks = self._blocks[name]
             if any(block.day is None for block in blocks) or self._moments[name] or not blocks:
                 raise ValueError("Every update must have `unit` and `day` to see lifts by day.")
             unit = np.concatenate([block.unit for block in blocks])
-            day = np.concatenate([block.day for block in blocks])  # type: ignore[arg-type]
-            table = np.concatenate([block.table for block in blocks])[:, [self._columns.index(n) for n in names]]  # type: ignore[union-attr]
+            day = np.concatenate([block.day for block in blocks if block.day is not None])
+            table = np.concatenate([block.table for block in blocks])[:, places]
             kept = ~np.isin(unit, list(self._twice(refuse=True)))
             unit, day, table = unit[kept], day[kept], table[kept]
             if since == "exposure":
@@ -372,13 +373,16 @@ class Experiment:
                     raise ValueError(f"The arm {name!r} must have 2 users on day {today}, got {len(users.unit)}.")
                 moments.append(Moments.of(*users.table.T))
             options = {"alternative": "two-sided", "alpha": alpha}
-            results.append(_compare(arm, *moments, denominator, None, None, names, options))
+            results.append(_compare(arm, moments[0], moments[1], denominator, None, None, names, options))
         return results
 
     def days(self) -> list[int]:
         """The days that were seen, sorted."""
         found = [block.day for blocks in self._blocks.values() for block in blocks if block.day is not None]
         return sorted({int(day) for days in found for day in np.unique(days)})
+
+    def _places(self, names: Sequence[str]) -> list[int]:
+        return [(self._columns or ()).index(name) for name in names]
 
     def _check(self, numerator: str, denominator: str | None, covariate: str | None, kind: str | None) -> None:
         for name in (numerator, denominator, covariate):
@@ -428,8 +432,7 @@ class Experiment:
         return found
 
     def _moments_of(self, arm: Any, users: _Users, names: Sequence[str]) -> _Numbers:
-        assert self._columns is not None
-        places = [self._columns.index(name) for name in names]
+        places = self._places(names)
         table = users.table[:, places]
         total = Moments.of(*table.T)
         for part in self._moments[arm]:
