@@ -87,8 +87,14 @@ def frame_of(events: Any) -> polars.DataFrame:
         names = dict.fromkeys(name for row in events for name in row)
         return pl.DataFrame({name: _entries(pl, [row.get(name) for row in events]) for name in names}, strict=False)
     if hasattr(events, "columns") and hasattr(events, "to_dict"):
-        return pl.DataFrame({str(name): pl.Series(events[name].to_numpy(), strict=False) for name in events.columns})
+        return pl.DataFrame({str(name): _of_pandas(pl, events[name]) for name in events.columns}, strict=False)
     raise ValueError(f"`events` must be a DataFrame, a mapping of columns or a list of rows, got {type(events).__name__}.")
+
+
+def _of_pandas(pl: ModuleType, column: Any) -> Any:
+    if column.dtype.kind in "biufM" and hasattr(column.dtype, "itemsize") and not hasattr(column.dtype, "tz"):
+        return column.to_numpy()
+    return _entries(pl, column.astype(object).where(column.notna(), None).tolist())
 
 
 def _entries(pl: ModuleType, column: Any) -> Any:
@@ -224,13 +230,18 @@ def read_pieces(
     idle_us = round(number("idle", idle, above=0) * SECOND)
     whole("chunk", chunk, least=1)
     limit = tuple(dict.fromkeys((*NEEDED, *TEXTS, "position", "rating")))
-    chunks = (
-        normalised(batch, needed)
-        for source in sources
-        for batch in scan(source, limit).collect_batches(chunk_size=chunk, maintain_order=True)
-        if batch.height
-    )
+    chunks = (normalised(batch, needed) for source in sources for batch in _batches(source, limit, chunk))
     yield from _by_time(chunks, idle_us, chunk) if order == "time" else _by_user(chunks, idle_us)
+
+
+def _batches(source: str | Path, limit: Sequence[str], chunk: int) -> Iterator[polars.DataFrame]:
+    pl = load_polars()
+    try:
+        for batch in scan(source, limit).collect_batches(chunk_size=chunk, maintain_order=True):
+            if batch.height:
+                yield batch
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{source} must be a table of events, but cannot be read: {error}.") from error
 
 
 def _span(piece: polars.DataFrame) -> tuple[int, int]:
@@ -302,7 +313,7 @@ def _by_user(
                 rows.write_ipc(target / f"{i}.arrow", compression="lz4")
         start, end = min((first for first, _ in spans), default=0), max((last for _, last in spans), default=0)
         for target in sorted(Path(folder).iterdir()):
-            rows = pl.concat([pl.read_ipc(path, memory_map=False) for path in sorted(target.iterdir())]).sort("user", "t")
+            rows = pl.concat([pl.read_ipc(path) for path in sorted(target.iterdir())]).sort("user", "t")
             # Stretches of a user's events without a pause longer than `idle`; those near the ends may go on in another log.
             pause = (pl.col("t").diff() > idle) | (pl.col("user") != pl.col("user").shift())
             rows = rows.with_columns(pause.fill_null(value=True).cum_sum().alias("run"))

@@ -59,7 +59,8 @@ class Facts:
         pl = self._pl
         # A search has one row, the first, whenever the others came.
         is_search = (pl.col("kind") == SEARCH) & pl.col("search").is_not_null()
-        rows = others.with_columns(pl.when(is_search).then(0).otherwise(pl.col("t")).alias("once")).sort("t", "query")
+        rows = others.with_columns(pl.when(is_search).then(0).otherwise(pl.col("t")).alias("once"))
+        rows = rows.sort("t", "query", "position", "session")
         rows = rows.unique(["kind", "once", "i", "rating"], keep="first", maintain_order=True)
         self.counts["duplicates"] += others.height - rows.height
         return rows.drop("once")

@@ -169,7 +169,7 @@ class Satisfaction(Signal):
     def _check(self, piece: polars.DataFrame) -> None:
         pl = load_polars()
         ratings = piece.filter(pl.col("kind") == SURVEY)["rating"].drop_nulls()
-        numbers = ratings.filter(ratings < BOOLEAN)
+        numbers = ratings.filter(~ratings.is_in([BOOLEAN, BOOLEAN + 1]))
         off = numbers.filter((numbers < self.scale[0]) | (numbers > self.scale[1]))
         if len(off):
             raise ValueError(self._off_scale(off[0]))

@@ -348,7 +348,10 @@ class Signal(_Accumulator):
         return {arm: self._result(*self._of(arm, mixed), alpha) for arm in self.arms()}
 
     def units(self, arm: str | None = None, *, mixed: str = "refuse") -> Units:
-        """Numerator and denominator of each user whose denominator is above 0, in the order of the ids."""
+        """Numerator and denominator of each user whose denominator is above 0, in the order of the ids.
+
+        Of a mean of users' rates it is the rate and 1.
+        """
         return self._units(self._of(arm, mixed)[0])
 
     def _units(self, table: polars.DataFrame) -> Units:
@@ -402,11 +405,16 @@ class ClickThroughRate(Signal):
             return [facts.count(facts.pages, "searches"), facts.count(facts.clicked.unique("s"), "searches_clicked")]
         return [facts.count(facts.results, "shown"), facts.count(facts.clicked, "clicked")]
 
-    def _result(self, table: polars.DataFrame, values: polars.DataFrame | None, alpha: float) -> Rate:
+    def _units(self, table: polars.DataFrame) -> Units:
+        units = super()._units(table)
         if self.per != "user":
-            return _rate(_column(table, self._columns[0]), _column(table, self._columns[1]), alpha)
+            return units
+        # The mean of the users' rates is the ratio of their sum to the number of users.
+        return units._replace(numerator=units.numerator / units.denominator, denominator=np.ones(len(units.unit)))
+
+    def _result(self, table: polars.DataFrame, values: polars.DataFrame | None, alpha: float) -> Rate:
         units = self._units(table)
-        return _rate(units.numerator / units.denominator, np.ones(len(units.unit)), alpha)
+        return _rate(units.numerator, units.denominator, alpha)
 
 
 class MeanClickPosition(Signal):
