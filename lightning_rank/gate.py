@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,14 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from lightning_rank.stats.checks import number, probability, whole
-from lightning_rank.stats.results import Result, show, show_p
+from lightning_rank.stats.results import Result, jsonable, show, show_p
 
 EXIT_CODES = {"ship": 0, "pass": 0, "hold": 10, "reject": 11, "invalid": 12}
 """By outcome; far from the 1 and 2 of a crash and a usage error, which must not look like a verdict."""
 
 _SEVERITY = ("invalid", "reject", "hold", "pass")
 _SAME = 1e-12
-_EVIDENCE = ("offline", "online", "guardrails", "sample_ratio", "days", "n", "novelty")
+_EVIDENCE = ("offline", "online", "guardrails", "sample_ratio", "days", "n", "novelty", "deviations")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class GateDecision(Result):
 
     def to_json(self) -> str:
         """JSON; a number that JSON does not know is the text ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``."""
-        return json.dumps(_jsonable(self.to_dict()), indent=2, allow_nan=False)
+        return json.dumps(jsonable(self.to_dict()), indent=2, allow_nan=False)
 
     def to_markdown(self) -> str:
         """A heading and a table with a row per check, for a comment on a pull request."""
@@ -121,7 +121,7 @@ class Gate:
 
     =========  ==============================================================================================================
     invalid    a needed number is NaN; the sample ratio's p is below ``srm_alpha``; too few days, or not whole weeks; the
-               smallest arm is below ``planned_n``
+               smallest arm is below ``planned_n``; another deviation from the plan
     reject     harm is shown: ``offline.high < -tolerance``, ``online.high < 0``, or a guardrail's interval beyond its margin
     hold       it is not shown that: ``offline.low > -tolerance``; online p < ``alpha``, low > 0 and difference > ``epsilon``;
                each guardrail's bound is within its margin; the lift does not decay to ``epsilon``; or evidence is missing
@@ -229,6 +229,7 @@ class Gate:
         days: float | None = None,
         n: int | None = None,
         novelty: Any = None,
+        deviations: Sequence[str] = (),
     ) -> GateDecision:
         """Ship, hold, reject or invalid.
 
@@ -240,6 +241,7 @@ class Gate:
             days: how long the experiment ran.
             n: users of the smallest arm.
             novelty: what ``online.novelty`` gives: ``decaying`` and ``last_week``.
+            deviations: in what the experiment was not run as planned; any makes it invalid. ``online.evaluate_plan`` finds them.
 
         Raises:
             ValueError: a guardrail without a margin, evidence without a field that is needed.
@@ -255,6 +257,10 @@ class Gate:
         checks += [self._guardrail(name, guardrails.get(name)) for name in self.margins]
         if novelty is not None:
             checks.append(self._novelty(novelty))
+        if deviations:
+            if isinstance(deviations, str):
+                raise ValueError(f"`deviations` must be a list of texts, got the text {deviations!r}.")
+            checks.append(Check("plan", "invalid", "; ".join(deviations)))
         return self._decision(checks, "ship")
 
     def screen(self, offline: Any) -> GateDecision:
@@ -382,32 +388,68 @@ class Gate:
         return Check("novelty", "pass", f"{last} in the last week{', decaying' if decaying else ''}", numbers)
 
 
-def decide_from_files(config: str | Path) -> GateDecision:
+def decide_from_files(
+    config: str | Path,
+    *,
+    offline: str | Path | None = None,
+    experiment: str | Path | None = None,
+    arm: str | None = None,
+) -> GateDecision:
     """The decision of a gate whose YAML file has, beside its options, its ``evidence``: fields, or files of them.
 
-    Each of ``offline online guardrails sample_ratio days n novelty`` under ``evidence`` is a value, a mapping of fields (of
-    guardrails: by name) or the path of a JSON file that holds one, seen from the folder of the configuration. So is
-    ``evidence`` as a whole.
+    Each of ``offline online guardrails sample_ratio days n novelty deviations`` under ``evidence`` is a value, a mapping of fields
+    (of guardrails: by name) or the path of a JSON file that holds one, seen from the folder of the configuration. So is
+    ``evidence`` as a whole. ``experiment`` is a report of ``lightning-rank experiment evaluate``, which holds all but
+    ``offline``; what the configuration does not say of margins, level and users is then as planned.
+
+    Args:
+        config: the file.
+        offline, experiment: files of evidence, before those of the configuration.
+        arm: the treatment of the report, where it has several.
 
     Raises:
         ValueError: an unknown option or kind of evidence; see ``Gate.decide``.
     """
     path = Path(config)
-    loaded = _loaded(path)
-    evidence = _from_file(loaded.get("evidence") or {}, path.parent)
+    options = dict(_loaded(path))
+    evidence = _from_file(options.pop("evidence", None) or {}, path.parent)
     if not isinstance(evidence, Mapping):
-        raise ValueError(f"`evidence` must be a mapping of {', '.join(_EVIDENCE)}, got {evidence!r}.")
-    for name in evidence:
+        raise ValueError(f"`evidence` must be a mapping of {', '.join(_EVIDENCE)} or experiment, got {evidence!r}.")
+    found = dict(evidence)
+    named = found.pop("arm", None)
+    arm = named if arm is None else arm
+    for name, file in (("offline", offline), ("experiment", experiment)):
+        if file is not None:
+            found[name] = str(Path(file).absolute())
+    found = {name: _from_file(value, path.parent) for name, value in found.items()}
+    report = found.pop("experiment", None)
+    if report is not None:
+        try:
+            by_arm, planned = report["evidence"], report["gate_options"]
+        except (KeyError, TypeError):
+            raise ValueError("The experiment must be a report of `lightning-rank experiment evaluate --output`.") from None
+        if arm is None and len(by_arm) > 1:
+            raise ValueError(f"`arm` must be given, as the experiment has several treatments: {', '.join(by_arm)}.")
+        arm = next(iter(by_arm)) if arm is None else arm
+        if arm not in by_arm:
+            raise ValueError(f"`arm` must be one of {', '.join(by_arm)}, got {arm!r}.")
+        found = {**by_arm[arm], **found}
+        options = {**planned, **options}
+    for name in found:
         if name not in _EVIDENCE:
             raise ValueError(f"`evidence` must be of {', '.join(_EVIDENCE)}, got {name!r}.")
-    found = {name: _from_file(value, path.parent) for name, value in evidence.items()}
     if isinstance(found.get("guardrails"), Mapping):
         found["guardrails"] = {name: _from_file(value, path.parent) for name, value in found["guardrails"].items()}
-    return Gate.from_config(path).decide(**found)
+    return Gate.from_config(options).decide(**found)
 
 
 def _from_file(value: Any, folder: Path) -> Any:
-    return json.loads((folder / value).read_text(encoding="utf-8")) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads((folder / value).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / value} must be JSON: {error}.") from error
 
 
 def _loaded(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
@@ -478,13 +520,3 @@ def _above(x: float, y: float) -> bool:
 
 def _below(x: float, y: float) -> bool:
     return y - x > _SAME
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value

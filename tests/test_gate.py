@@ -58,6 +58,7 @@ DECISIONS = [
     ({"offline": evidence(0.02, math.nan, 0.035)}, "invalid"),
     (guardrails(bounce=evidence(0.0, 0.0, math.nan)), "invalid"),
     ({"novelty": SimpleNamespace(decaying=False, last_week=math.nan)}, "invalid"),
+    ({"deviations": ["only 13 of 14 days have users"]}, "invalid"),
     ({"offline": evidence(-0.05, -0.07, -0.03)}, "reject"),
     ({"online": evidence(-0.01, -0.018, -0.002)}, "reject"),
     (guardrails(latency=evidence(-0.03, -0.04, -0.02)), "reject"),
@@ -164,6 +165,7 @@ def test_guardrail_without_a_margin_is_refused():
         ({"online": evidence("much", 0.0, 0.1)}, "must be a number"),
         ({"days": True}, "must be a number"),
         ({"novelty": SimpleNamespace(last_week=0.1)}, "'decaying'"),
+        ({"deviations": "late"}, "list of texts"),
     ],
 )
 def test_evidence_without_its_fields_is_refused(given_evidence, message):
@@ -245,3 +247,51 @@ def test_decision_from_files(tmp_path):
         decide_from_files(path)
     path.write_text("epsilon: 0.1")
     assert decide_from_files(path).outcome == "hold"
+
+
+REPORT = {
+    "evidence": {
+        "new": {
+            "online": {"difference": 0.012, "low": 0.004, "high": "Infinity", "pvalue": 0.003},
+            "guardrails": {"bounce": {"low": -0.006, "high": 0.01}},
+            "sample_ratio": {"pvalue": 0.75},
+            "days": 14,
+            "n": 5000,
+            "novelty": None,
+            "deviations": [],
+        }
+    },
+    "gate_options": {"margins": {"bounce": 0.02}, "lower_is_better": ["bounce"], "alpha": 0.05, "planned_n": 4000},
+}
+
+
+def test_decision_from_the_report_of_an_experiment(tmp_path):
+    config, offline, report = (tmp_path / name for name in ("gate.yaml", "offline.json", "report.json"))
+    offline.write_text(json.dumps({"low": 0.005, "high": 0.035}))
+    report.write_text(json.dumps(REPORT))
+    config.write_text("evidence: {offline: offline.json, experiment: report.json}")
+    decision = decide_from_files(config)
+    assert decision.outcome == "ship", decision
+    assert decision.options["margins"] == {"bounce": 0.02}, "as planned"
+    # What the configuration says is before the plan, what is given before the configuration.
+    config.write_text("planned_n: 6000")
+    assert decide_from_files(config, offline=offline, experiment=report, arm="new").outcome == "invalid"
+    config.write_text("evidence: {offline: none.json, experiment: none.json}")
+    assert decide_from_files(config, offline=offline, experiment=report).outcome == "ship"
+    with pytest.raises(FileNotFoundError):
+        decide_from_files(config)
+    with pytest.raises(ValueError, match="`arm` must be one of new, got 'old'"):
+        decide_from_files(config, offline=offline, experiment=report, arm="old")
+    report.write_text(json.dumps({**REPORT, "evidence": {"b": REPORT["evidence"]["new"], **REPORT["evidence"]}}))
+    with pytest.raises(ValueError, match="several treatments: b, new"):
+        decide_from_files(config, offline=offline, experiment=report)
+    config.write_text("evidence: {arm: b}")
+    assert decide_from_files(config, offline=offline, experiment=report).outcome == "ship"
+
+
+@pytest.mark.parametrize("text", ["{", '{"low": 1}', "[]"])
+def test_what_is_no_report_is_refused(tmp_path, text):
+    (tmp_path / "gate.yaml").write_text("epsilon: 0.0")
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(ValueError, match=r"must be (JSON|a report)"):
+        decide_from_files(tmp_path / "gate.yaml", experiment=tmp_path / "report.json")

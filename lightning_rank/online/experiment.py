@@ -190,7 +190,8 @@ class Experiment:
             arm: the arm they are in.
             unit: their ids. The numbers of a user add up over updates, days and shards. Without ids every entry is another user.
             day: the day of each entry as a whole number, or one for all; needs ``unit``. For ``lift_by_day``.
-            columns: numbers by name, such as ``clicks=[...]``, or one number for one user; the same names in every update.
+            columns: numbers by name, such as ``clicks=[...]``, or one number for one user; the same names in every update. What
+                does not add up, such as a covariate from before the test, stands in one entry of its user and 0 in the others.
 
         Raises:
             ValueError: an unknown arm, lengths or names that differ, a value that is not finite.

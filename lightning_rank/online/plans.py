@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +23,7 @@ from lightning_rank.stats import (
     power_proportions,
 )
 from lightning_rank.stats.checks import check_alternative, check_choice, number, probability, whole
+from lightning_rank.stats.corrections import METHODS
 from lightning_rank.stats.distributions import critical, special
 from lightning_rank.stats.results import Result, show
 
@@ -167,6 +169,7 @@ def plan(
     others = {name: _measure(f"secondary {name}", measure) for name, measure in (secondary or {}).items()}
     alpha, power = probability("alpha", alpha), probability("power", power)
     check_alternative(alternative)
+    check_choice("adjust", adjust, METHODS)
     check_choice("sequential", sequential, SEQUENTIAL)
     looks = whole("looks", looks, least=1)
     if sequential in ("pocock", "obrien-fleming") and (looks < 2 or alternative != "two-sided"):
@@ -260,25 +263,39 @@ class ExperimentReport(Result):
         plan: the plan.
         sample_ratio: users per arm against the planned weights. It comes first: a mismatch makes all else meaningless.
         users: per arm.
+        mixed_users: users in two arms, who are left out.
         days: how long it ran; None: nobody said.
-        problems: why the numbers cannot be taken at their word; empty: they can.
+        deviations: in what it is not what was planned.
         primary: by treatment, with p corrected over them.
         sequential: by treatment, what is safe under peeking; empty by a plan of one look.
         guardrails: by treatment and name.
         secondary: by treatment and name, with p corrected over all of them together.
-        novelty: by treatment; empty without days.
+        novelty: by treatment, of the lift on each day; empty where a day lacks users, or users lack their day.
     """
 
     plan: ExperimentPlan
     sample_ratio: SampleRatio
     users: Mapping[str, int]
+    mixed_users: int
     days: float | None
-    problems: tuple[str, ...]
+    deviations: tuple[str, ...]
     primary: Mapping[str, Comparison]
     sequential: Mapping[str, AlwaysValid]
     guardrails: Mapping[str, Mapping[str, Comparison]]
     secondary: Mapping[str, Mapping[str, Comparison]]
     novelty: Mapping[str, Novelty]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why the numbers cannot be taken at their word; empty: they can."""
+        found = [str(self.sample_ratio)] if self.sample_ratio.mismatch else []
+        if self.days is None:
+            found.append("it is not known how many days the experiment ran")
+        elif self.days < 7:
+            found.append(f"{self.days:g} days are less than a week")
+        elif self.days % 7:
+            found.append(f"{self.days:g} days are not whole weeks: weekends count too much or too little")
+        return (*found, *self.deviations)
 
     @property
     def valid(self) -> bool:
@@ -302,15 +319,28 @@ class ExperimentReport(Result):
             "days": self.days,
             "n": min(self.users.values()),
             "novelty": self.novelty.get(arm),
+            "deviations": self.deviations,
+        }
+
+    def gate_options(self) -> dict[str, Any]:
+        """What the plan says of the rules of a ``Gate``: margins, which way is harm, level and planned users."""
+        rails = self.plan.guardrails
+        return {
+            "margins": {name: rail.margin for name, rail in rails.items()},
+            "lower_is_better": [name for name, rail in rails.items() if rail.lower_is_better],
+            "alpha": self.plan.alpha,
+            "planned_n": self.plan.n_smallest if self.plan.sequential == "none" else None,
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python values."""
+        """Everything as plain Python values, and by treatment what the gate takes (``evidence``, and ``gate_options``)."""
         plain: dict[str, Any] = {
             "plan": self.plan.to_dict(),
             "sample_ratio": self.sample_ratio.to_dict(),
             "users": dict(self.users),
+            "mixed_users": self.mixed_users,
             "days": self.days,
+            "deviations": list(self.deviations),
             "problems": list(self.problems),
         }
         for name in ("primary", "sequential", "novelty"):
@@ -320,10 +350,14 @@ class ExperimentReport(Result):
                 arm: {key: result.to_dict() for key, result in results.items()}
                 for arm, results in getattr(self, name).items()
             }
+        plain["evidence"] = {arm: plain_evidence(self.evidence(arm)) for arm in self.primary}
+        plain["gate_options"] = self.gate_options()
         return plain
 
     def __str__(self) -> str:
         lines = [str(self.sample_ratio), f"users: {', '.join(f'{arm} {n:,}' for arm, n in self.users.items())}"]
+        if self.mixed_users:
+            lines.append(f"{self.mixed_users:,} users were in two arms and are left out")
         lines += [f"PROBLEM: {problem}" for problem in self.problems]
         for arm, result in self.primary.items():
             lines.append(str(result))
@@ -358,24 +392,14 @@ def evaluate_plan(
         days = seen[-1] - seen[0] + 1
     ratio = experiment.sample_ratio()
     users = experiment.users()
-    problems = []
-    if ratio.mismatch:
-        problems.append(str(ratio))
-    if days is None:
-        problems.append("it is not known how many days the experiment ran")
-    elif days < 7:
-        problems.append(f"{days:g} days are less than a week")
-    elif days % 7:
-        problems.append(f"{days:g} days are not whole weeks: weekends count too much or too little")
+    deviations = []
     if len(seen) and len(seen) < seen[-1] - seen[0] + 1:
-        problems.append(f"only {len(seen)} of {seen[-1] - seen[0] + 1} days have users")
+        deviations.append(f"only {len(seen)} of {seen[-1] - seen[0] + 1} days have users")
     if plan.sequential == "none":
         if plan.days is not None and days is not None and days < plan.days:
-            problems.append(f"{days:g} of the planned {plan.days} days: a look before the end needs a sequential plan")
+            deviations.append(f"{days:g} of the planned {plan.days} days: a look before the end needs a sequential plan")
         if min(users.values()) < plan.n_smallest:
-            problems.append(f"{min(users.values()):,} users in the smallest arm, {plan.n_smallest:,} are planned")
-    if mixed := experiment.mixed_units():
-        problems.append(f"{mixed:,} users were in two arms and are left out")
+            deviations.append(f"{min(users.values()):,} users in the smallest arm, {plan.n_smallest:,} are planned")
 
     options = {"alternative": plan.alternative, "alpha": plan.alpha, "adjust": plan.adjust}
     primary = _evaluated(experiment, plan.primary, options)
@@ -390,16 +414,19 @@ def evaluate_plan(
     if plan.sequential != "none":
         sequential = {arm: _under_peeking(plan, result, look, len(primary)) for arm, result in primary.items()}
     fading = {}
+    sign = -1 if plan.primary.lower_is_better else 1
     if len(seen) >= 3 and plan.primary.covariate is None:
         for arm in primary:
-            daily = experiment.lift_by_day(plan.primary.numerator, plan.primary.denominator, arm=arm)
-            fading[arm] = novelty([one.difference for one in daily], alpha=plan.alpha)
+            with suppress(ValueError):  # a day on which an arm has fewer than two users
+                daily = experiment.lift_by_day(plan.primary.numerator, plan.primary.denominator, arm=arm)
+                fading[arm] = novelty([sign * one.difference for one in daily], alpha=plan.alpha)
     return ExperimentReport(
         plan,
         ratio,
         users,
+        experiment.mixed_units(),
         days,
-        tuple(problems),
+        tuple(deviations),
         primary,
         sequential,
         guardrails,
@@ -409,11 +436,21 @@ def evaluate_plan(
 
 
 def evaluate_files(
-    plan_path: str | Path, *data: str | Path, days: float | None = None, look: int | None = None
+    plan_path: str | Path,
+    *data: str | Path,
+    days: float | None = None,
+    look: int | None = None,
+    mixed: str = "refuse",
 ) -> ExperimentReport:
     """``evaluate_plan`` of a saved plan (JSON) and of files (CSV or Parquet) with a row per user, or per user and day.
 
-    Columns: ``arm``, ``unit`` (or ``user``), ``day`` (a whole number or a date) where there is one, and those of the plan.
+    Columns: ``arm``, ``unit`` (or ``user``), ``day`` (a whole number or a date) where there is one, and those of the plan. The
+    rows of a user add up, also those of a covariate: have it in one of them and 0 in the others.
+
+    Args:
+        plan_path: the plan; ``data``: the files.
+        days, look: see ``evaluate_plan``.
+        mixed: users in two arms are an error (``"refuse"``) or left out (``"exclude"``).
 
     Raises:
         ValueError: a column that is missing; see ``evaluate_plan``.
@@ -425,7 +462,7 @@ def evaluate_files(
     measures = [plan.primary, *plan.guardrails.values(), *plan.secondary.values()]
     fields = [name for m in measures for name in (m.numerator, m.denominator, m.covariate) if name is not None]
     columns = list(dict.fromkeys(fields))
-    experiment = Experiment(plan.arms)
+    experiment = Experiment(plan.arms, mixed=mixed)
     for path in data:
         rows = pl.read_parquet(path) if Path(path).suffix == ".parquet" else pl.read_csv(path, try_parse_dates=True)
         unit = next((name for name in ("unit", "user") if name in rows.columns), "unit")
@@ -437,6 +474,19 @@ def evaluate_files(
             day = part["day"].to_numpy() if "day" in part.columns else None
             experiment.update(arm, part[unit].to_list(), day=day, **{name: part[name].to_numpy() for name in columns})
     return evaluate_plan(plan, experiment, days=days, look=look)
+
+
+def plain_evidence(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Evidence as plain Python values."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Result):
+            return value.to_dict()
+        if isinstance(value, Mapping):
+            return {key: plain(entry) for key, entry in value.items()}
+        return vars(value) if isinstance(value, SimpleNamespace) else value
+
+    return {name: plain(value) for name, value in evidence.items()}
 
 
 def _measure(name: str, measure: Any) -> Measure:
