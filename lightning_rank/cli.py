@@ -152,7 +152,8 @@ def evaluate(
 def main(args: list[str] | None = None) -> int:
     """Entry point of the command ``lightning-rank``; returns the exit status.
 
-    Bad input is one line on stderr and status 1; with the environment variable ``LIGHTNING_RANK_TRACEBACK`` set, a traceback.
+    ``gate`` ends with the exit code of its decision. Bad input is one line on stderr and status 1; with the environment variable
+    ``LIGHTNING_RANK_TRACEBACK`` set, a traceback.
     """
     # Advice on speed that is wrong for data in memory, and a deprecation inside Lightning that no user can act on.
     for advice in (
@@ -161,7 +162,16 @@ def main(args: list[str] | None = None) -> int:
         ".*isinstance.treespec, LeafSpec.*",
     ):
         warnings.filterwarnings("ignore", advice)
+    given = sys.argv[1:] if args is None else args
     try:
+        if given and given[0] in ("experiment", "signals"):
+            from lightning_rank.online import commands
+
+            return commands.run(given)
+        if given and given[0] == "gate":
+            from lightning_rank import gate
+
+            return gate.run(given[1:])
         RankingCLI(
             RankingModule,
             LightningDataModule,
@@ -175,7 +185,7 @@ def main(args: list[str] | None = None) -> int:
             },
             args=args,
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get("LIGHTNING_RANK_TRACEBACK"):
             raise
         print(f"lightning-rank: error: {error}", file=sys.stderr)

@@ -235,16 +235,8 @@ class Experiment:
         if unknown:
             raise ValueError(f"The log must have the arms {list(self.weights)}, got {unknown[0]!r} too.")
         for arm in self.weights:
-            everyone = dict.fromkeys(signals._of(arm, mixed)[0]["user"].to_list())
-            place = {user: i for i, user in enumerate(everyone)}
-            columns = {}
-            for name in signals.signals:
-                units = signals.units(name, arm, mixed=mixed)
-                rows = [place[user] for user in units.unit]
-                for suffix, values in (("sum", units.numerator), ("n", units.denominator)):
-                    columns[f"{name}_{suffix}"] = np.zeros(len(place))
-                    columns[f"{name}_{suffix}"][rows] = values
-            self.update(arm, unit=list(everyone), **columns)
+            columns = user_table(signals, arm, mixed=mixed)
+            self.update(arm, unit=columns.pop("unit"), **columns)
 
     def __or__(self, other: Experiment) -> Experiment:
         if not isinstance(other, Experiment):
@@ -446,6 +438,20 @@ class Experiment:
             if len(bad) or name in self._not_0_or_1:
                 others[name] = float(bad[0]) if len(bad) else self._not_0_or_1[name]
         return _Numbers(total.n, total.mean, total.scatter, lowest, others)
+
+
+def user_table(signals: Signals, arm: str, *, mixed: str = "refuse") -> dict[str, Any]:
+    """``unit``, and of each signal ``<name>_sum`` and ``<name>_n``, for every user of an arm in a log."""
+    users = list(dict.fromkeys(signals._of(arm, mixed)[0]["user"].to_list()))
+    place = {user: i for i, user in enumerate(users)}
+    columns: dict[str, Any] = {"unit": users}
+    for name in signals.signals:
+        units = signals.units(name, arm, mixed=mixed)
+        rows = [place[user] for user in units.unit]
+        for suffix, values in (("sum", units.numerator), ("n", units.denominator)):
+            columns[f"{name}_{suffix}"] = np.zeros(len(users))
+            columns[f"{name}_{suffix}"][rows] = values
+    return columns
 
 
 @dataclass(frozen=True, eq=False)
