@@ -385,6 +385,17 @@ class _SegmentSum(torch.autograd.Function):
         return gradient.index_select(0, *ctx.saved_tensors), None, None
 
 
+def run_bounds(starts: Tensor) -> tuple[Tensor, Tensor]:
+    """First and last index, on the last axis, of the run that each item belongs to; bool ``starts``: it begins one."""
+    index = torch.arange(starts.shape[-1], device=starts.device).expand(starts.shape)
+    if starts.shape[-1] == 0:
+        return index, index
+    first = torch.where(starts, index, 0).cummax(-1).values
+    ends = torch.cat([starts.narrow(-1, 1, starts.shape[-1] - 1), torch.ones_like(starts.narrow(-1, 0, 1))], dim=-1)
+    last = torch.where(ends, index, starts.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
+    return first, last
+
+
 def _equals_previous(key: Tensor) -> Tensor:
     """Where a key, on the last axis, equals the one before it; the first equals none."""
     if key.shape[-1] == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -71,7 +72,7 @@ class RankingLoss(nn.Module):
         )  # fmt: skip
 
     def extra_repr(self) -> str:
-        unused = [name for name in ("gumbel_samples", "generator") if not self.options.get(name)]
+        unused = [name for name in ("gumbel_samples", "generator", "method") if not self.options.get(name)]
         shown = {**self.options, "reduction": self.reduction}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items() if name not in unused)
 
@@ -225,6 +226,65 @@ class InBatchSoftmaxLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature!r}, reduction={self.reduction!r}, gather={self.gather!r}"
+
+
+class SmoothLoss(nn.Module):
+    """Any metric of the table, or one of your own, as a loss: 1 - its value where ranks are smooth.
+
+    Args:
+        metric: a name such as ``"err@10"``, or a function of a ``Ranking``; see ``functional.smooth``.
+        temperature: above 0; as it falls, the loss comes closer to the metric, and gradients vanish between far scores.
+        reduction: ``"mean"`` over the queries with a value, ``"sum"`` or ``"none"``.
+        global_mean: divide by the number of queries with a value over all processes, so that DDP equals one process.
+        options: the metric's own, such as ``gain="linear"``.
+
+    Example:
+        >>> SmoothLoss("rbp", temperature=0.5, p=0.9)
+        SmoothLoss('rbp', temperature=0.5, p=0.9, reduction='mean')
+    """
+
+    def __init__(
+        self,
+        metric: str | Callable[..., Tensor],
+        *,
+        temperature: float = 1.0,
+        reduction: str = "mean",
+        global_mean: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        check_choice("reduction", reduction, REDUCTIONS)
+        self.metric, self.options = metric, {"temperature": temperature, **options}
+        self.reduction, self.global_mean = reduction, global_mean
+        self._function = functional.smooth(metric, **self.options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A function made at run time cannot be pickled.
+        return {name: value for name, value in vars(self).items() if name != "_function"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._function = functional.smooth(self.metric, **self.options)
+
+    def forward(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        mask: Tensor | None = None,
+        indexes: Tensor | None = None,
+        offsets: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> Tensor:
+        """The reduced value; shapes and errors are those of the other losses, but that a weight is one per query."""
+        return self._function(
+            preds, target, mask, indexes, offsets,
+            weight=weight, reduction=self.reduction, global_mean=self.global_mean,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        options = {**self.options, "reduction": self.reduction}
+        metric = repr(self.metric) if isinstance(self.metric, str) else getattr(self.metric, "__name__", "metric")
+        return ", ".join([metric, *(f"{name}={value!r}" for name, value in options.items())])
 
 
 NAMED_CLASSES: dict[str, type[RankingLoss]] = {

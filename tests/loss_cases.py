@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_rank import functional
-from lightning_rank.functional.losses import LossSpec
+from lightning_rank.functional.batch import METHODS
+from lightning_rank.functional.losses import LOSSES, LossSpec
 from tests import loss_reference
 from tests.conftest import CUTOFFS, FINITE_SCORES, OPTION_VALUES, Query, batches, lay_out, queries
 
@@ -24,9 +26,42 @@ LOSS_OPTIONS = OPTION_VALUES | {
     "margin": st.sampled_from((1.0, 0.0, 2.2)),
     "mu": st.sampled_from((10.0, 0.0, 2.5)),
     "scheme": st.sampled_from(("ndcg_loss1", "ndcg_loss2", "ndcg_loss2pp")),
+    "method": st.sampled_from((None, *METHODS)),
     "normalize": st.booleans(),
     "normalize_pairs": st.booleans(),
 }
+
+OTHER_VALUES = {
+    "top_k": 1,
+    "temperature": 0.3,
+    "sigma": 3.0,
+    "margin": 3.0,
+    "mu": 3.0,
+    "normalize": False,
+    "normalize_pairs": True,
+    "min_relevance": 3,
+    "num_samples": 3,
+    "gumbel_samples": 3,
+    "sinkhorn_max_iter": 1,
+    "sinkhorn_tol": 0.9,
+}
+
+every_loss = pytest.mark.parametrize("spec", LOSSES.values(), ids=LOSSES)
+
+
+def losses_with(*options: str) -> pytest.MarkDecorator:
+    """The losses that take one of the options."""
+    return pytest.mark.parametrize("spec", [s for s in LOSSES.values() if {*options} & {*s.options}], ids=lambda s: s.name)
+
+
+def losses_under(law: str) -> pytest.MarkDecorator:
+    """The losses that are not exempt from a law."""
+    return pytest.mark.parametrize("spec", [s for s in LOSSES.values() if law not in s.exempt], ids=lambda s: s.name)
+
+
+def as_scores(spec: LossSpec, preds: Tensor) -> Tensor:
+    """Scores, or as many logits."""
+    return torch.stack([preds / k for k in range(1, NUM_LOGITS + 1)], -1) if spec.logits else preds.clone()
 
 
 def function_of(spec: LossSpec) -> Any:
@@ -40,6 +75,8 @@ def options_of(spec: LossSpec, *without: str) -> st.SearchStrategy[dict[str, Any
     if spec.name == "neural_ndcg":
         # The reference alternates as Sinkhorn did, which takes for ever at low temperatures.
         strategies["temperature"] = st.sampled_from((2.0, 3.0, 6.0))
+    if spec.name == "lambda":
+        strategies["method"] = st.sampled_from((None, "dense", "rows"))  # near-linear steps of the discount are fitted
     drawn = st.fixed_dictionaries(strategies)
     # `mu` is refused where the scheme has none.
     return drawn.map(lambda options: {k: v for k, v in options.items() if k != "mu" or options["scheme"] == "ndcg_loss2pp"})
@@ -127,6 +164,7 @@ def expected(spec: LossSpec, query: Query, **options: Any) -> tuple[float, list,
         scores = [list(row) for row in zip(scores, *(query[name] for name in columns), strict=True)]
     if spec.noise == "gamma":
         options["gamma"] = query["gamma"]
+    options.pop("method", None)  # all give the same numbers
     if spec.name == "plrank":
         noise = [query[name] for name in query if name.startswith("noise_")]
         clamped = [max(grade, 0.0) for grade in grades]

@@ -5,6 +5,7 @@ from lightning_rank.functional.losses import LOSSES
 from lightning_rank.functional.losses import on_lists as _loss
 from lightning_rank.functional.metrics import METRICS, tie_spread
 from lightning_rank.functional.metrics import on_lists as _metric
+from lightning_rank.functional.smooth import smooth
 
 dcg = _metric(METRICS["dcg"])
 ndcg = _metric(METRICS["ndcg"])
@@ -71,6 +72,7 @@ __all__ = [
     "ranknet_loss",
     "recall",
     "reciprocal_rank",
+    "smooth",
     "softmax_loss",
     "tie_spread",
     "unique_softmax_loss",

@@ -17,7 +17,7 @@ from lightning_rank.lists import Lists
 
 
 def approx_ndcg(
-    batch: Batch, *, top_k: int | None = None, gain: Gain = "exp2", temperature: float = 1.0
+    batch: Batch, *, top_k: int | None = None, gain: Gain = "exp2", temperature: float = 1.0, method: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """1 - NDCG with smooth ranks: 1 + the sum over the other items of sigmoid((their score - the item's) / temperature).
 
@@ -30,7 +30,7 @@ def approx_ndcg(
     SIGIR 2019.
     """
     gains = batch.gains(gain, scaled=True)
-    rank, _ = soft_ranks(batch.lists, batch.score, temperature=temperature, wanted=gains != 0)
+    rank, _ = soft_ranks(batch.lists, batch.score, temperature=temperature, method=method, wanted=gains != 0)
     best = _ideal_dcg(batch.lists, gains, top_k)
     signal = best > 0
     value = _total(batch.lists, gains * discount(rank) * _soft_cut(batch.lists, rank, top_k))
@@ -38,7 +38,7 @@ def approx_ndcg(
 
 
 def approx_mrr(
-    batch: Batch, *, top_k: int | None = None, temperature: float = 1.0, min_relevance: float = 1
+    batch: Batch, *, top_k: int | None = None, temperature: float = 1.0, min_relevance: float = 1, method: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """1 - the largest reciprocal of the smooth ranks of the relevant items; as the temperature falls, 1 - reciprocal rank.
 
@@ -49,7 +49,7 @@ def approx_mrr(
     Information Retrieval 2010.
     """
     lists, weight = batch.lists, _relevant_weight(batch, min_relevance)
-    rank, _ = soft_ranks(lists, batch.score, temperature=temperature, wanted=weight > 0)
+    rank, _ = soft_ranks(lists, batch.score, temperature=temperature, method=method, wanted=weight > 0)
     best = lists.max(weight).clamp(min=0)
     signal = best > 0
     values = weight * _soft_cut(lists, rank, top_k) / rank
@@ -61,7 +61,7 @@ def approx_mrr(
 
 
 def approx_map(
-    batch: Batch, *, top_k: int | None = None, temperature: float = 1.0, min_relevance: float = 1
+    batch: Batch, *, top_k: int | None = None, temperature: float = 1.0, min_relevance: float = 1, method: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """1 - average precision with smooth ranks, and a smooth number of relevant items down to each.
 
@@ -74,7 +74,9 @@ def approx_map(
     """
     lists, weight = batch.lists, _relevant_weight(batch, min_relevance)
     relevant = _relevant(batch, min_relevance)
-    rank, found = soft_ranks(lists, batch.score, temperature=temperature, wanted=relevant > 0, counted=relevant)
+    rank, found = soft_ranks(
+        lists, batch.score, temperature=temperature, method=method, wanted=relevant > 0, counted=relevant
+    )
     best = _sum_of_largest(lists, weight, top_k)
     signal = best > 0
     value = _total(lists, weight * _soft_cut(lists, rank, top_k) * found / rank)

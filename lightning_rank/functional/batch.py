@@ -12,6 +12,9 @@ from torch import Tensor
 from lightning_rank.conventions import Gain, gains_of
 from lightning_rank.lists import Lists
 
+METHODS = ("dense", "rows", "near_linear")
+"""How sums over the pairs of items of a query are made: all laid out, row by row, or by sums of exponentials."""
+
 
 @dataclass(frozen=True)
 class Batch:

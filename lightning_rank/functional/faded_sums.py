@@ -109,7 +109,8 @@ class FadedSums:
                 for k, matrix in enumerate(inside):
                     near = torch.bmm(matrix if side == 0 else matrix.transpose(1, 2), own)
                     pieces[2 * k + side].append(far.narrow(2, k * columns, columns) + near)
-        sums = [torch.cat(whole).flatten(0, 1).T.narrow(1, 0, self.num_items).contiguous() for whole in pieces]
+        sums = [torch.cat(whole).flatten(0, 1).T.narrow(1, 0, self.num_items) for whole in pieces]
+        sums = [one.clone(memory_format=torch.contiguous_format) for one in sums]
         return list(zip(sums[::2], sums[1::2], strict=True))
 
     def _cut(self, values: Tensor, fill: float = 0) -> Tensor:

@@ -28,7 +28,7 @@ from lightning_rank.conventions import (
     values_are_free,
 )
 from lightning_rank.functional.approximate import approx_map, approx_mrr, approx_ndcg
-from lightning_rank.functional.batch import Batch, under_gumbel
+from lightning_rank.functional.batch import METHODS, Batch, under_gumbel
 from lightning_rank.functional.listwise import listmle, listnet, plistmle, softmax, unique_softmax, xendcg
 from lightning_rank.functional.neural_ndcg import neural_ndcg
 from lightning_rank.functional.pairwise import lambda_, lambdarank, pairwise_hinge, ranknet
@@ -175,6 +175,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "gumbel_samples": partial(_check_at_least, 0),
     "sinkhorn_max_iter": partial(_check_at_least, 1),
     "generator": _check_generator,
+    "method": lambda name, value: None if value is None else check_choice(name, value, METHODS),
 }
 
 
@@ -339,6 +340,8 @@ def _doc(spec: LossSpec) -> str:
     own = inspect.cleandoc(spec.function.__doc__ or "")
     if spec.gumbel:
         own = f"{own}\n\n{_GUMBEL_DOC}"
+    if "method" in spec.options:
+        own = f"{own}\n\n{_METHOD_DOC}"
     scores = "[[[0.2, -1.0], [1.5, 0.3], [-0.3, -0.1]]]" if spec.logits else "[[0.2, 1.5, -0.3]]"
     target = "[[1, 0, 1]]" if spec.max_grade == 1 else "[[2, 0, 1]]"
     shared = _LOGITS_DOC if spec.logits else _SCORES_DOC
@@ -349,6 +352,9 @@ def _doc(spec: LossSpec) -> str:
 _GUMBEL_DOC = """With ``gumbel_samples`` it is the mean over that many samples of the scores with Gumbel noise, from ``generator``,
 or as explicit ``noise`` [sample, *shape of ``preds``]: smoother, and items far below the cutoff still get a gradient
 (Bruch, Han, Bendersky and Najork, "A stochastic treatment of learning to rank scoring functions", WSDM 2020)."""
+
+_METHOD_DOC = """``method`` forces how sums over pairs are made: ``"dense"`` lays out all of them, ``"rows"`` those of some items
+at a time, ``"near_linear"`` takes sums of exponentials. None chooses by size. All give the same numbers."""
 
 _SCORES_DOC = """Args:
     preds: scores ``[query, item]``, or flat ``[item]``; any real number, higher is better.

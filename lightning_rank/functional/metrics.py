@@ -92,8 +92,8 @@ def _average_precision_by_hits(ranking: Ranking, top_k: int | None, min_relevanc
     """Precisions over the number of hits, which is random where the cutoff splits tied items."""
     chance = ranking.chance(min_relevance)
     if ranking.ties is None or top_k is None:
-        hits = ranking.sum(chance, top_k)
-        return ranking.sum(precisions, top_k) / hits.round().clamp(min=1)
+        hits = ranking.sum(ranking.relevant(min_relevance), top_k)
+        return ranking.sum(precisions, top_k) / hits.clamp(min=1)
     lists, exact = ranking.lists, sum_dtype(chance.device)
     chance, precisions, ranks = chance.to(exact), precisions.to(exact), ranking.rank.to(exact)
     size, place = ranking.tie_size().to(exact), ranking.tie_place().to(exact)
@@ -204,8 +204,7 @@ def r_precision(ranking: Ranking, *, min_relevance: float = 1) -> Tensor:
     Source: Buckley and Voorhees, "Retrieval system evaluation", in TREC: Experiment and Evaluation, 2005.
     """
     total = ranking.judged.num_relevant(min_relevance)
-    within = ranking.rank <= ranking.lists.spread(total)
-    value = ranking.sum(ranking.chance(min_relevance) * within) / total.clamp(min=1)
+    value = ranking.sum(ranking.chance(min_relevance) * ranking.within(total)) / total.clamp(min=1)
     return torch.where(ranking.judged.has_relevant(min_relevance), value, torch.nan)
 
 
@@ -316,6 +315,7 @@ class MetricSpec:
         perfect_is_one: without a cutoff, the ideal order has the value 1.
         grows_with_k: the value never falls as the cutoff grows.
         higher_is_better: as torchmetrics means it.
+        needs_cutoff: without a cutoff, the order changes nothing.
         waits_for_flat_ties: on a device, flat lists cost one wait, for the length of the longest tie.
         takes_top_k: it has a cutoff; without, the whole list counts.
         options: the metric's own options and their defaults.
@@ -327,6 +327,7 @@ class MetricSpec:
     perfect_is_one: bool = False
     grows_with_k: bool = False
     higher_is_better: bool = True
+    needs_cutoff: bool = False
     waits_for_flat_ties: bool = False
     takes_top_k: bool = field(init=False, compare=False)
     options: dict[str, Any] = field(init=False, compare=False)
@@ -353,16 +354,16 @@ METRICS: dict[str, MetricSpec] = {
         MetricSpec("ndcg", ndcg, perfect_is_one=True),
         MetricSpec("map", average_precision, perfect_is_one=True),
         MetricSpec("mrr", reciprocal_rank, perfect_is_one=True, grows_with_k=True),
-        MetricSpec("precision", precision),
-        MetricSpec("recall", recall, perfect_is_one=True, grows_with_k=True),
-        MetricSpec("hit_rate", hit_rate, perfect_is_one=True, grows_with_k=True),
-        MetricSpec("f1", f1),
+        MetricSpec("precision", precision, needs_cutoff=True),
+        MetricSpec("recall", recall, perfect_is_one=True, grows_with_k=True, needs_cutoff=True),
+        MetricSpec("hit_rate", hit_rate, perfect_is_one=True, grows_with_k=True, needs_cutoff=True),
+        MetricSpec("f1", f1, needs_cutoff=True),
         MetricSpec("r_precision", r_precision, perfect_is_one=True),
         MetricSpec("err", expected_reciprocal_rank, grows_with_k=True, waits_for_flat_ties=True),
         MetricSpec("rbp", rank_biased_precision, grows_with_k=True),
         MetricSpec("bpref", bpref, perfect_is_one=True),
         MetricSpec("auc", auc, perfect_is_one=True),
-        MetricSpec("fall_out", fall_out, grows_with_k=True, higher_is_better=False),
+        MetricSpec("fall_out", fall_out, grows_with_k=True, higher_is_better=False, needs_cutoff=True),
     )
 }
 

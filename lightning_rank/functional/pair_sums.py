@@ -20,8 +20,7 @@ from lightning_rank.conventions import sum_dtype, values_are_free
 from lightning_rank.functional.faded_sums import FadedSums
 from lightning_rank.functional.logistic_sums import LogisticSums, terms_for
 from lightning_rank.functional.pairs import Items, Kernel, PairWeight
-from lightning_rank.functional.ranking import _tie_bounds
-from lightning_rank.lists import JaggedLists, Lists
+from lightning_rank.lists import JaggedLists, Lists, run_bounds
 
 # Up to this number of levels sums lie side by side; more are told apart digit by digit.
 MOST_LEVELS = 12
@@ -217,8 +216,8 @@ class _Pass:
         score = self.score = items.score
         self.every = weight.every
         first = _changes(group)
-        self.start, self.end = _tie_bounds(first)
-        self.slot = None if tie is None else _tie_bounds(first | _changes(tie))[0]
+        self.start, self.end = run_bounds(first)
+        self.slot = None if tie is None else run_bounds(first | _changes(tie))[0]
         place = torch.arange(score.numel(), device=score.device) if self.slot is None else self.slot
         self.place = place if self.every else place + score.numel() * level
         levels = torch.arange(num_levels, device=level.device).unsqueeze(1)
@@ -244,7 +243,7 @@ class _Pass:
         for k, (term, other) in enumerate(zip(found, placed, strict=True)):
             self._add_tied(term, other)
             if faded is not None:
-                self._add_faded(term, [(above[k], below[k]) for above, below in faded])
+                self._add_faded(term, [(above.select(0, k), below.select(0, k)) for above, below in faded])
                 continue
             self._add_whole(term, other)
             if self.is_hinge:

@@ -11,8 +11,8 @@ from torch.nn.functional import logsigmoid
 
 from lightning_rank.conventions import Gain, discount, sum_dtype, values_are_free
 from lightning_rank.functional.batch import Batch
-from lightning_rank.functional.ranking import Judged, _tie_bounds, gains_on
-from lightning_rank.lists import Lists, PaddedLists
+from lightning_rank.functional.ranking import Judged, gains_on
+from lightning_rank.lists import Lists, PaddedLists, run_bounds
 
 # Numbers in one piece of a matrix that is computed piece by piece: it stays in the cache.
 PIECE = 2**18
@@ -228,7 +228,7 @@ def ranked(batch: Batch, weight: PairWeight, gain: Gain | None, *, in_order: boo
     rank = lists.position.expand(score.shape)
     items = Items(score, grade.masked_fill(lists.valid.logical_not(), torch.nan), rank, batch.weight)
     if gain is not None:
-        judged = Judged(lists, grade, None, None, whole=False)
+        judged = Judged(lists, grade, None, None, grade.dtype)
         best = judged.ideal_dcg(weight.top_k, gain, scaled=True)
         gains = gains_on(lists, grade, gain, judged.top_grade())
         items = replace(items, gain=gains / lists.spread(torch.where(best > 0, best, 1.0).to(gains.dtype)))
@@ -240,7 +240,7 @@ def ranked(batch: Batch, weight: PairWeight, gain: Gain | None, *, in_order: boo
     if not weight.needs_ranks:
         return after, items
     same = after.ties_with_above(key)
-    tied = _tie_bounds(same.logical_not()) if not values_are_free(score) or bool(same.any()) else None
+    tied = run_bounds(same.logical_not()) if not values_are_free(score) or bool(same.any()) else None
     return after, weight.complete(items, tied)
 
 

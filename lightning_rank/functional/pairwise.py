@@ -20,8 +20,6 @@ from lightning_rank.functional.pair_sums import near_linear
 from lightning_rank.functional.pairs import Kernel, PairWeight, by_rows, dense, padded, ranked, rows_of
 from lightning_rank.lists import PaddedLists
 
-METHODS = ("dense", "rows", "near_linear")
-
 # Pairs by rows that are worth one item of the near-linear method, and those that it costs in any case: measured.
 PAIRS_PER_ITEM = {"count": 120, "drop": 270, "own": 200, "delta": 1500, "both": 1500}
 PAIRS_PER_CALL = 500_000
@@ -39,6 +37,7 @@ def ranknet(
     top_k: int | None = None,
     sigma: float = 1.0,
     normalize_pairs: bool = False,
+    method: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum over the pairs of items of different grades of log(1 + exp(-sigma * (better score - worse score))).
 
@@ -48,7 +47,7 @@ def ranknet(
 
     Source: Burges et al., "Learning to rank using gradient descent", ICML 2005.
     """
-    return pair_loss(batch, PairWeight("count", top_k), Kernel(slope=sigma), normalize_pairs=normalize_pairs)
+    return pair_loss(batch, PairWeight("count", top_k), Kernel(slope=sigma), normalize_pairs=normalize_pairs, method=method)
 
 
 def lambdarank(
@@ -58,6 +57,7 @@ def lambdarank(
     gain: Gain = "exp2",
     sigma: float = 1.0,
     normalize_pairs: bool = False,
+    method: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """RankNet whose pairs weigh what swapping them would change in NDCG: difference of gains times difference of discounts.
 
@@ -68,7 +68,9 @@ def lambdarank(
 
     Source: Burges, Ragno and Le, "Learning to rank with nonsmooth cost functions", NIPS 2006.
     """
-    return pair_loss(batch, PairWeight("drop", top_k), Kernel(slope=sigma), gain, normalize_pairs=normalize_pairs)
+    return pair_loss(
+        batch, PairWeight("drop", top_k), Kernel(slope=sigma), gain, normalize_pairs=normalize_pairs, method=method
+    )
 
 
 def lambda_(
@@ -80,6 +82,7 @@ def lambda_(
     mu: float = 10.0,
     sigma: float = 1.0,
     normalize_pairs: bool = False,
+    method: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """LambdaLoss: RankNet with weights by which it bounds a ranking metric; the scheme says which.
 
@@ -97,7 +100,7 @@ def lambda_(
         "ndcg_loss2": PairWeight("delta", top_k),
         "ndcg_loss2pp": PairWeight("both", top_k, mu=mu),
     }[scheme]
-    return pair_loss(batch, weight, Kernel(slope=sigma), gain, normalize_pairs=normalize_pairs)
+    return pair_loss(batch, weight, Kernel(slope=sigma), gain, normalize_pairs=normalize_pairs, method=method)
 
 
 def pairwise_hinge(
@@ -106,6 +109,7 @@ def pairwise_hinge(
     top_k: int | None = None,
     margin: float = 1.0,
     normalize_pairs: bool = False,
+    method: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum over the pairs of items of different grades of max(0, margin - (better score - worse score)).
 
@@ -114,7 +118,9 @@ def pairwise_hinge(
 
     Source: Joachims, "Optimizing search engines using clickthrough data", KDD 2002.
     """
-    return pair_loss(batch, PairWeight("count", top_k), Kernel(margin=margin), normalize_pairs=normalize_pairs)
+    return pair_loss(
+        batch, PairWeight("count", top_k), Kernel(margin=margin), normalize_pairs=normalize_pairs, method=method
+    )
 
 
 def pair_loss(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_rank.conventions import TIES, Gain, check_choice, discount, gains_of, sum_dtype, value_dtype, values_are_free
-from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check_grades, check_scores
+from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check_grades, check_scores, run_bounds
 
 # Up to this grade the ideal DCG is counted by levels; beyond it, or with fractions, grades are sorted.
 MOST_LEVELS = 16
@@ -233,6 +233,10 @@ class Ranking:
         elif top_k is not None and top_k < values.shape[-1]:
             values = values * (self.rank <= top_k)
         return self.lists.sum(values).to(sum_dtype(values.device))
+
+    def within(self, limit: Tensor) -> Tensor:
+        """At each rank 1.0 down to ``limit``, ``[Q]``, else 0."""
+        return (self.rank <= self.lists.spread(limit)).to(self.grade.dtype)
 
     def mean_of_tied(self, values: Tensor) -> Tensor:
         """At each rank the mean of an item value over the items tied there."""
@@ -595,14 +599,8 @@ def _tied_items(same: Tensor) -> Ties:
 
 def _all_items(same: Tensor) -> Ties:
     """The same without a look at a value: every item, also one that is alone."""
-    index = torch.arange(same.numel(), device=same.device).view_as(same)
-    if not same.numel():
-        return Ties(None, index.flatten(), 0, index.flatten(), *[index.flatten().to(sum_dtype(same.device))] * 2)
-    first = torch.where(same, 0, index).cummax(-1).values
-    is_last = torch.cat(
-        [same.narrow(-1, 1, same.shape[-1] - 1).logical_not(), torch.ones_like(same.narrow(-1, 0, 1))], dim=-1
-    )
-    last = torch.where(is_last, index, same.numel()).flip(-1).cummin(-1).values.flip(-1)
-    size, place = ((last - first + 1).to(sum_dtype(same.device)), (index - first).to(sum_dtype(same.device)))
-    first = first.flatten()
-    return Ties(None, first, same.numel(), first, size.flatten(), place.flatten())
+    start, end = run_bounds(same.logical_not())
+    size = (end - start + 1).flatten().to(sum_dtype(same.device))
+    place = torch.arange(same.shape[-1], device=same.device) - start
+    first = torch.arange(same.numel(), device=same.device) - place.flatten()
+    return Ties(None, first, same.numel(), first, size, place.flatten().to(size.dtype))

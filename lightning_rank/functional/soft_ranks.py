@@ -16,8 +16,6 @@ from lightning_rank.conventions import sum_dtype, values_are_free
 from lightning_rank.functional.logistic_sums import LogisticSums, terms_for
 from lightning_rank.lists import JaggedLists, Lists, PaddedLists
 
-METHODS = ("dense", "rows", "near_linear")
-
 # What one item of the near-linear method costs, and any call of it, in pairs: measured on a CPU, forward and backward.
 PAIRS_PER_ITEM, PAIRS_PER_CALL = 100, 500_000
 # Pairs up to which all are kept for the gradient: on a CPU, where they should fit into its cache, and on a device.
@@ -272,7 +270,7 @@ class _Beaten(torch.autograd.Function):
         if torch.is_grad_enabled():
             slopes = _Slopes.apply(x, weight, first, ctx.terms)
         gradient = weight * _Slopes.apply(x, up, first, ctx.terms) - up * slopes
-        return gradient.reshape(-1, x.numel()).sum(0), None, None, None
+        return torch.atleast_2d(gradient).flatten(0, -2).sum(0), None, None, None
 
 
 class _Slopes(torch.autograd.Function):
@@ -293,5 +291,5 @@ class _Slopes(torch.autograd.Function):
         # The slope falls with the distance: as an item rises, it grows for what is above and falls for what is below.
         (above, below), (slope_above, slope_below) = sums(torch.stack([weight, up]), "curvature", "slope")
         of_weight, of_up = (above - below).unbind(0)
-        gradient = (up * of_weight + weight * of_up).reshape(-1, x.numel()).sum(0)
+        gradient = torch.atleast_2d(up * of_weight + weight * of_up).flatten(0, -2).sum(0)
         return gradient, (slope_above + slope_below).select(0, 1), None, None

@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_rank import functional
 from lightning_rank.functional import soft_ranks as soft_ranks_file
-from lightning_rank.functional.soft_ranks import METHODS, soft_ranks
+from lightning_rank.functional.batch import METHODS
+from lightning_rank.functional.soft_ranks import soft_ranks
 from lightning_rank.lists import arrange
 from tests import loss_reference
 from tests.conftest import SEEDS, assert_close, batches, lay_out
@@ -29,12 +30,6 @@ every_loss = pytest.mark.parametrize("name", NAMES)
 
 def loss_of(name: str) -> Any:
     return getattr(functional, f"{name}_loss")
-
-
-@pytest.fixture
-def by(monkeypatch):
-    """Make all losses use one method."""
-    return lambda method: monkeypatch.setattr(soft_ranks_file, "_method_for", lambda *_: method)
 
 
 def value_and_gradient(name: str, preds: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -58,12 +53,7 @@ def test_every_method_equals_the_reference(name, method, data):
     arguments = lay_out(batch, layout, seed=data.draw(SEEDS))
     if not weighted:
         arguments.pop("weight")
-    chosen = soft_ranks_file._method_for
-    soft_ranks_file._method_for = lambda *_: method
-    try:
-        value, gradient = value_and_gradient(name, **arguments, **options, reduction="none")
-    finally:
-        soft_ranks_file._method_for = chosen
+    value, gradient = value_and_gradient(name, **arguments, **options, method=method, reduction="none")
     expected = [
         loss_reference.loss_with_gradient(
             name, query["preds"], query["target"], query["weight"] if weighted else None, **options
@@ -79,15 +69,13 @@ def test_every_method_equals_the_reference(name, method, data):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (F64, 1e-12)])
 @pytest.mark.parametrize("method", ["rows", "near_linear"])
 @every_loss
-def test_long_list(name, method, dtype, tolerance, by):
+def test_long_list(name, method, dtype, tolerance):
     generator = torch.Generator().manual_seed(0)
     preds = torch.randn(2000, generator=generator, dtype=dtype) * 2
     preds[:40] = preds[0]
     target = torch.randint(0, 5, (2000,), generator=generator)
-    by("dense")
-    expected = value_and_gradient(name, preds.double(), target)
-    by(method)
-    for ours, right in zip(value_and_gradient(name, preds, target), expected, strict=True):
+    expected = value_and_gradient(name, preds.double(), target, method="dense")
+    for ours, right in zip(value_and_gradient(name, preds, target, method=method), expected, strict=True):
         # 1e-6 of the scale; a float32 gradient has rounding of its own.
         assert (ours.double() - right).abs().max() <= tolerance * max(1.0, right.abs().max())
 
@@ -186,8 +174,7 @@ def test_method_by_size(shape, share, method):
 @every_loss
 @pytest.mark.parametrize("layout", ["padded", "offsets"])
 @every_method
-def test_extremes_are_finite_in_float32(name, layout, method, by):
-    by(method)
+def test_extremes_are_finite_in_float32(name, layout, method):
     batch = [
         {"preds": [1e4, -1e4, 0.0, 1e6, 3e38], "target": [128.0, 0.0, 127.0, 1.0, 0.0]},
         {"preds": [0.0], "target": [2.0]},
@@ -197,7 +184,7 @@ def test_extremes_are_finite_in_float32(name, layout, method, by):
     ]
     arguments = lay_out(batch, layout, dtypes={"preds": torch.float32, "target": torch.float32})
     for options in ({}, {"top_k": 2}, {"temperature": 0.01}):
-        value, gradient = value_and_gradient(name, **arguments, reduction="none", **options)
+        value, gradient = value_and_gradient(name, **arguments, reduction="none", method=method, **options)
         assert value.isfinite().all()
         assert gradient.isfinite().all()
         expected = [

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_rank import functional
 from lightning_rank.functional import pairwise
+from lightning_rank.functional.batch import METHODS
 from lightning_rank.functional.faded_sums import RATES, SHARES
 from lightning_rank.functional.losses import LOSSES
 from lightning_rank.lists import arrange
@@ -24,7 +25,7 @@ from tests.conftest import assert_close, batches, lay_out
 F64 = torch.float64
 NAMES = ("ranknet", "lambdarank", "lambda", "pairwise_hinge")
 SCHEMES = ("ndcg_loss1", "ndcg_loss2", "ndcg_loss2pp")
-every_method = pytest.mark.parametrize("method", pairwise.METHODS)
+every_method = pytest.mark.parametrize("method", METHODS)
 # Each loss and each scheme.
 VARIANTS = [pytest.param(name, {}, id=name) for name in NAMES if name != "lambda"] + [
     pytest.param("lambda", {"scheme": scheme}, id=scheme) for scheme in SCHEMES
@@ -37,10 +38,8 @@ def evaluate(
 ) -> tuple[Tensor, Tensor]:
     """The value and the gradient of its sum, by one method."""
     preds = arguments["preds"].detach().clone().requires_grad_()
-    with pytest.MonkeyPatch.context() as patch:
-        if method:
-            patch.setattr(pairwise, "_fastest", lambda *_: method)
-        value = getattr(functional, f"{name}_loss")(**arguments | {"preds": preds}, reduction=reduction, **options)
+    function = getattr(functional, f"{name}_loss")
+    value = function(**arguments | {"preds": preds}, reduction=reduction, method=method, **options)
     value.sum().backward()
     return value.detach(), preds.grad
 
@@ -234,15 +233,16 @@ def test_steps_of_the_discount_are_a_sum_of_exponentials():
 @every_method
 @every_variant
 @pytest.mark.parametrize("top_k", [None, 2])
-def test_gradcheck(name, options, method, top_k, monkeypatch):
-    monkeypatch.setattr(pairwise, "_fastest", lambda *_: method)
+def test_gradcheck(name, options, method, top_k):
     target = torch.tensor([1.0, 0.0, 0.0, 3.0, 0.0, 2.0, 1.0], dtype=F64)
     preds = torch.tensor([0.4, -1.0, 2.0, 0.3, 0.7, 0.1, 0.1], dtype=F64, requires_grad=True)
     offsets = torch.tensor([0, 4, 6, 7])
     function = getattr(functional, f"{name}_loss")
     tolerance = {"atol": 1e-5} if options.get("scheme", "").startswith("ndcg_loss2") else {}
     assert torch.autograd.gradcheck(
-        lambda s: function(s, target, offsets=offsets, top_k=top_k, reduction="none", **options), (preds,), **tolerance
+        lambda s: function(s, target, offsets=offsets, top_k=top_k, reduction="none", method=method, **options),
+        (preds,),
+        **tolerance,
     )
 
 
