@@ -1,7 +1,7 @@
 """What the online statistics promise, simulated, and a log of 50 million events read once.
 
-    python examples/benchmarks/online.py                # all parts
-    python examples/benchmarks/online.py --parts log    # one of: aa peeking coverage cuped interleaving log
+python examples/benchmarks/online.py                # all parts
+python examples/benchmarks/online.py --parts log    # one of: aa peeking coverage cuped interleaving log
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def share(hits: int, n: int) -> str:
 def traffic(generator: np.random.Generator, users: int) -> tuple[np.ndarray, np.ndarray]:
     """Clicks and impressions of users who differ: some see much, and each clicks at a rate of its own."""
     shown = 1 + generator.negative_binomial(1, 0.05, users)
-    return generator.binomial(shown, generator.beta(1.2, 8, users)), shown
+    return generator.binomial(shown, generator.beta(2.8, 18, users)), shown
 
 
 def aa(simulations: int, generator: np.random.Generator) -> None:
@@ -183,7 +183,9 @@ def write_log(path: Path, events: int, seed: int = 0) -> int:
         click = np.flatnonzero(generator.random(n) < 0.3)
         which = np.r_[np.arange(n), np.repeat(np.arange(n), 10), click]
         kind = np.r_[np.zeros(n, int), np.ones(10 * n, int), np.full(len(click), 2)]
-        position = np.r_[np.zeros(n, int), np.tile(np.arange(1, 11), n), np.minimum(generator.geometric(0.4, len(click)), 10)]
+        position = np.r_[
+            np.zeros(n, int), np.tile(np.arange(1, 11), n), np.minimum(generator.geometric(0.4, len(click)), 10)
+        ]
         t = np.r_[time_, np.repeat(time_ + 0.1, 10), time_[click] + generator.exponential(40, len(click))]
         order = np.argsort(t, kind="stable")
         which, kind, position, t = which[order], kind[order], position[order], t[order]
@@ -220,7 +222,9 @@ def read_log(path: str) -> None:
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     counts = signals.counts()
-    print(f"  {counts.rows:,} events in {seconds:.1f} s, peak memory {peak:.2f} GiB, {os.environ.get('POLARS_MAX_THREADS')} threads")
+    print(
+        f"  {counts.rows:,} events in {seconds:.1f} s, peak memory {peak:.2f} GiB, {os.environ.get('POLARS_MAX_THREADS')} threads"
+    )
     for name in ("ctr", "ctr_per_search", "requery"):
         print(f"  {name:15} old {by_arm['old'][name].value:.5f}, new {by_arm['new'][name].value:.5f}")
 

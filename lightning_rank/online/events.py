@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -237,9 +237,15 @@ def read_pieces(
 def _batches(source: str | Path, limit: Sequence[str], chunk: int) -> Iterator[polars.DataFrame]:
     pl = load_polars()
     try:
-        for batch in scan(source, limit).collect_batches(chunk_size=chunk, maintain_order=True):
-            if batch.height:
-                yield batch
+        rows = scan(source, limit)
+        batches: Iterable[polars.DataFrame]
+        if Path(source).suffix.lower() == ".parquet":
+            # Slices need half the memory of a stream, which reads ahead.
+            starts = range(0, rows.select(pl.len()).collect().item(), chunk)
+            batches = (rows.slice(start, chunk).collect() for start in starts)
+        else:
+            batches = rows.collect_batches(chunk_size=chunk, maintain_order=True)
+        yield from (batch for batch in batches if batch.height)
     except pl.exceptions.PolarsError as error:
         raise ValueError(f"{source} must be a table of events, but cannot be read: {error}.") from error
 
@@ -247,6 +253,10 @@ def _batches(source: str | Path, limit: Sequence[str], chunk: int) -> Iterator[p
 def _span(piece: polars.DataFrame) -> tuple[int, int]:
     times = piece["t"].to_numpy()
     return int(times.min()), int(times.max())
+
+
+OPEN, EDGE, CLOSED = range(3)
+"""Users who may go on, who may have begun before the log, and who are over."""
 
 
 def _by_time(
@@ -272,23 +282,24 @@ def _by_time(
             )
         start, latest = min(start, first), max(latest, last)
         pool.append(piece)
-        # Looked through when it has doubled, so that every row is looked at a few times only.
-        if sum(part.height for part in pool) < max(2 * kept, chunk):
+        # Looked through when it has grown by half, so that every row is looked at a few times only.
+        if sum(part.height for part in pool) < max(3 * kept // 2, chunk):
             continue
-        everyone = pl.concat(pool)
+        # By a hash, which is faster; two users of one hash are let go together.
+        everyone = pl.concat(pool).with_columns(pl.col("user").hash().alias("u"))
         oldest = latest - idle
-        seen = everyone.group_by("user").agg(pl.col("t").min().alias("first"), pl.col("t").max().alias("last"))
-        gone = seen.filter(pl.col("last") < oldest - idle)
-        at_edge = gone.filter(pl.col("first") <= start + idle).select("user")
-        inside = gone.filter(pl.col("first") > start + idle).select("user")
-        pool = [everyone.join(gone.select("user"), on="user", how="anti")]
-        kept = pool[0].height
-        if at_edge.height:
-            edges.append(everyone.join(at_edge, on="user", how="semi"))
-        closed = everyone.join(inside, on="user", how="semi")
-        del everyone
-        if closed.height:
-            yield closed, Counter(), True
+        seen = everyone.group_by("u").agg(pl.col("t").min().alias("first"), pl.col("t").max().alias("last"))
+        is_gone, is_edge = pl.col("last") < oldest - idle, pl.col("first") <= start + idle
+        place = pl.when(~is_gone).then(OPEN).when(is_edge).then(EDGE).otherwise(CLOSED).cast(pl.UInt8).alias("place")
+        parts = everyone.join(seen.select("u", place), on="u", how="left").drop("u").partition_by("place", as_dict=True)
+        split = {place: part.drop("place") for (place,), part in parts.items()}
+        del everyone, parts
+        pool = [split[OPEN]] if OPEN in split else []
+        kept = sum(part.height for part in pool)
+        if EDGE in split:
+            edges.append(split[EDGE])
+        if CLOSED in split:
+            yield split[CLOSED], Counter(), True
     rest = [part for part in (*edges, *pool) if part.height]
     if rest:
         yield pl.concat(rest), Counter(), False

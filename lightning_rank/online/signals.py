@@ -174,7 +174,7 @@ class _Accumulator:
         self._add(piece, counts, whole_sessions)
 
     def read(
-        self, *paths: str | Path, order: str = "time", idle: float = 4 * 3600, chunk: int = 1_000_000, last: bool = True
+        self, *paths: str | Path, order: str = "time", idle: float = 2 * 3600, chunk: int = 1_000_000, last: bool = True
     ) -> None:
         """Adds the events of files, CSV, Parquet or JSONL by their names, in pieces.
 
