@@ -17,6 +17,7 @@ FLOORS = (
     ("functional", "stats"),
     ("metrics", "losses", "models", "data", "online", "explain", "advise", "report"),
     ("callbacks", "module", "datamodule", "gate"),
+    ("callbacks_gate",),
     ("pytorch_lightning", "lightning"),  # the third floor, joined to each Lightning package
     ("cli", "__init__"),
 )

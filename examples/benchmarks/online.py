@@ -220,10 +220,10 @@ def read_log(path: str) -> None:
     signals.read(*sorted(map(str, Path(path).iterdir())))
     by_arm = signals.by_arm()
     seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    counts = signals.counts()
+    used = resource.getrusage(resource.RUSAGE_SELF)
     print(
-        f"  {counts.rows:,} events in {seconds:.1f} s, peak memory {peak:.2f} GiB, {os.environ.get('POLARS_MAX_THREADS')} threads"
+        f"  {signals.counts().rows:,} events in {seconds:.1f} s, {used.ru_utime + used.ru_stime:.1f} s of CPU on "
+        f"{os.environ.get('POLARS_MAX_THREADS')} threads, peak memory {used.ru_maxrss / 2**20:.2f} GiB"
     )
     for name in ("ctr", "ctr_per_search", "requery"):
         print(f"  {name:15} old {by_arm['old'][name].value:.5f}, new {by_arm['new'][name].value:.5f}")
