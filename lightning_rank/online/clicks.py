@@ -122,7 +122,8 @@ class PositionBasedModel:
     Args:
         iterations: at most so many.
         tolerance: it ends when the log-likelihood per impression changes by less.
-        smoothing: clicks and skips that every result is given beforehand, half of each, against results seen a few times.
+        smoothing: clicks and skips that every result is given beforehand, half of each, against results seen a few times. It moves
+            them towards 1/2, and with them the propensities of positions whose results attract less: keep it small.
 
     Attributes:
         propensities: after ``fit``.

@@ -367,7 +367,7 @@ class ExperimentReport(Result):
                 lines.append(f"  novelty: {self.novelty[arm]}")
             for name, rail in self.guardrails[arm].items():
                 lines.append(f"  guardrail {name} (margin {show(self.plan.guardrails[name].margin or 0)}): {rail}")
-            lines += [f"  {other}" for other in self.secondary[arm].values()]
+            lines += [f"  {name}: {other}" for name, other in self.secondary[arm].items()]
         return "\n".join(lines)
 
 
