@@ -115,6 +115,17 @@ def test_core_needs_torch_and_torchmetrics_alone():
     assert third_parties(core) <= {"torch", "torchmetrics", "matplotlib"}
 
 
+def test_online_evaluation_needs_no_torch():
+    online = {module for module in MODULES if unit_of(module) in ("stats", "online", "gate")}
+    assert len(online) > 15
+    # All but numpy when something is first asked of them.
+    assert third_parties(online) <= {"numpy", "scipy", "polars", "yaml"}
+    heavy = ("torch", "scipy", "polars", "yaml")
+    code = f"import sys, lightning_rank.online, lightning_rank.gate; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("file", [file for file in FILES if FLOOR_OF.get(unit_of(module_of(file)), 0) < 3], ids=module_of)
 def test_only_upper_floors_know_lightning(file):
     assert not {imported.partition(".")[0] for imported in imports(file)} & LIGHTNING

@@ -1,7 +1,19 @@
 """What the online statistics promise, simulated, and a log of 50 million events read once.
 
-python examples/benchmarks/online.py                # all parts
-python examples/benchmarks/online.py --parts log    # one of: aa peeking coverage cuped interleaving log
+    python examples/benchmarks/online.py                # all parts, four minutes on two cores
+    python examples/benchmarks/online.py --parts log    # one of: aa peeking coverage cuped interleaving log
+
+By 10,000 simulations each, seed 0, on 2026-11-30 (intervals of the shares: Wilson, 95 %):
+
+    A/A of a ratio, users split: rejected at 5 %    users as units 5.00 % [4.59, 5.44], impressions 23.25 % [22.43, 24.09]
+    no difference, 20 looks: found at any           1.96 each time 24.46 % [23.63, 25.31], always-valid 1.37 % [1.16, 1.62],
+                                                    Pocock 4.86 % [4.46, 5.30], O'Brien-Fleming 4.71 % [4.31, 5.14]
+    the truth is in the interval at 95 %            fixed horizon: from 94.10 % [93.62, 94.55] (ratio of means, 1,000 users) to
+                                                    95.40 % [94.97, 95.79] (Wilson); always-valid at 20 looks 98.86 %
+    CUPED: variance left, rho 0.3, 0.6, 0.9         0.904, 0.641, 0.186; 1 - rho² is 0.910, 0.640, 0.190
+    team draft, a clicker who does not read         49.65 % [48.67, 50.63]
+
+50,002,833 events in Parquet to nine signals by arm: 41 s wall and CPU, 1.4 GiB, on 2 cores of a shared machine.
 """
 
 from __future__ import annotations
