@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from lightning_rank.online.plans import read_yaml
 from lightning_rank.stats.checks import number, probability, whole
 from lightning_rank.stats.results import Result, jsonable, show, show_p
 
@@ -199,7 +200,7 @@ class Gate:
         Raises:
             ValueError: an unknown option, or one out of range.
         """
-        options = dict(_loaded(config))
+        options = dict(config if isinstance(config, Mapping) else read_yaml(config))
         options.pop("evidence", None)
         known = cls().options()
         for name in options:
@@ -207,10 +208,6 @@ class Gate:
                 near = get_close_matches(str(name), known, n=1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
                 raise ValueError(f"A gate's configuration must have known options only, got {name!r}. {hint}")
-        # YAML takes 1e-3 for a text.
-        options = {name: _number_of_text(value) for name, value in options.items()}
-        if isinstance(options.get("margins"), Mapping):
-            options["margins"] = {name: _number_of_text(value) for name, value in options["margins"].items()}
         return cls(**options)
 
     def options(self) -> dict[str, Any]:
@@ -412,7 +409,7 @@ def decide_from_files(
         ValueError: an unknown option or kind of evidence; see ``Gate.decide``.
     """
     path = Path(config)
-    options = dict(_loaded(path))
+    options = read_yaml(path)
     evidence = _from_file(options.pop("evidence", None) or {}, path.parent)
     if not isinstance(evidence, Mapping):
         raise ValueError(f"`evidence` must be a mapping of {', '.join(_EVIDENCE)} or experiment, got {evidence!r}.")
@@ -477,24 +474,6 @@ def _from_file(value: Any, folder: Path) -> Any:
         return json.loads((folder / value).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{folder / value} must be JSON: {error}.") from error
-
-
-def _loaded(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    if isinstance(config, Mapping):
-        return config
-    import yaml
-
-    loaded = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-    if not isinstance(loaded, Mapping):
-        raise ValueError(f"{config} must hold a mapping of options, got {type(loaded).__name__}.")
-    return loaded
-
-
-def _number_of_text(value: Any) -> Any:
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _at_least_0(option: str, value: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -177,6 +178,7 @@ class Experiment:
         self._moments: dict[Any, list[Moments]] = {name: [] for name in self.weights}
         self._lowest: dict[str, float] = {}
         self._not_0_or_1: dict[str, float] = {}
+        self._joined: tuple[set[str], dict[Any, _Users]] | None = None  # until the next update
 
     @property
     def arms(self) -> list[Any]:
@@ -196,6 +198,7 @@ class Experiment:
         Raises:
             ValueError: an unknown arm, lengths or names that differ, a value that is not finite.
         """
+        self._joined = None
         if arm not in self.weights:
             raise ValueError(f"`arm` must be one of {list(self.weights)}, got {arm!r}.")
         if not columns:
@@ -264,7 +267,7 @@ class Experiment:
 
     def mixed_units(self) -> int:
         """Units that are in two arms or more."""
-        return len(self._twice())
+        return len(self._join()[0])
 
     def sample_ratio(self, *, alpha: float = 0.001) -> SampleRatio:
         """Users per arm against the planned weights; look at it before anything else."""
@@ -337,6 +340,8 @@ class Experiment:
         arm = self.arms[1] if arm is None else arm
         names = [name for name in (numerator, denominator) if name is not None]
         places = self._places(names)
+        self._users()  # refuses units in several arms
+        twice = self._join()[0]
         rows = {}
         for name in (self.control, arm):
             blocks = self._blocks[name]
@@ -345,8 +350,9 @@ class Experiment:
             unit = np.concatenate([block.unit for block in blocks])
             day = np.concatenate([block.day for block in blocks if block.day is not None])
             table = np.concatenate([block.table for block in blocks])[:, places]
-            kept = ~np.isin(unit, list(self._twice(refuse=True)))
-            unit, day, table = unit[kept], day[kept], table[kept]
+            if twice:
+                kept = np.array([one not in twice for one in unit.tolist()], dtype=bool)
+                unit, day, table = unit[kept], day[kept], table[kept]
             if since == "exposure":
                 ids, inverse = _distinct(unit)
                 first = np.full(len(ids), np.iinfo(np.int64).max)
@@ -394,35 +400,32 @@ class Experiment:
         if covariate is not None and (denominator is not None or kind is not None):
             raise ValueError("`covariate` must come with a mean per user, without `denominator` and `kind`.")
 
-    def _twice(self, refuse: bool = False) -> set[str]:
-        seen: dict[str, Any] = {}
-        twice: set[str] = set()
-        for arm, blocks in self._blocks.items():
-            for unit in {unit for block in blocks for unit in block.unit.tolist()}:
-                if unit in seen:
-                    twice.add(unit)
-                seen[unit] = arm
-        if twice and refuse and self._mixed == "refuse":
+    def _join(self) -> tuple[set[str], dict[Any, _Users]]:
+        """Units that are in several arms, and the users of each arm without them."""
+        if self._joined is None:
+            width = len(self._columns or ())
+            users = {arm: _Users(np.zeros(0, dtype=object), np.zeros((0, width))) for arm in self._blocks}
+            for arm, blocks in self._blocks.items():
+                if blocks:
+                    users[arm] = _by_user(
+                        np.concatenate([b.unit for b in blocks]), np.concatenate([b.table for b in blocks])
+                    )
+            arms_of = Counter(unit for found in users.values() for unit in found.unit.tolist())
+            twice = {unit for unit, n in arms_of.items() if n > 1}
+            for arm, found in users.items():
+                kept = np.array([unit not in twice for unit in found.unit.tolist()], dtype=bool)
+                users[arm] = _Users(found.unit[kept], found.table[kept])
+            self._joined = twice, users
+        return self._joined
+
+    def _users(self) -> dict[Any, _Users]:
+        twice, users = self._join()
+        if twice and self._mixed == "refuse":
             raise ValueError(
                 f"A unit must be in one arm, but {len(twice):,} are in several, such as {min(twice)!r}. Find out why; "
                 "Experiment(…, mixed='exclude') leaves them out."
             )
-        return twice
-
-    def _users(self) -> dict[Any, _Users]:
-        twice = self._twice(refuse=True)
-        width = len(self._columns or ())
-        found = {}
-        for arm, blocks in self._blocks.items():
-            if not blocks:
-                found[arm] = _Users(np.zeros(0, dtype=object), np.zeros((0, width)))
-                continue
-            users = _by_user(np.concatenate([b.unit for b in blocks]), np.concatenate([b.table for b in blocks]))
-            if twice:
-                kept = np.array([unit not in twice for unit in users.unit.tolist()], dtype=bool)
-                users = _Users(users.unit[kept], users.table[kept])
-            found[arm] = users
-        return found
+        return users
 
     def _moments_of(self, arm: Any, users: _Users, names: Sequence[str]) -> _Numbers:
         places = self._places(names)

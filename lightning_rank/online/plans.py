@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -103,12 +104,19 @@ class ExperimentPlan(Result):
 
     @classmethod
     def load(cls, path: str | Path) -> ExperimentPlan:
-        """A plan that was saved."""
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-        values["primary"] = Measure(**values["primary"])
-        for name in ("guardrails", "secondary"):
-            values[name] = {key: Measure(**measure) for key, measure in values[name].items()}
-        return cls(**values)
+        """A plan that was saved.
+
+        Raises:
+            ValueError: the file holds something else.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            values["primary"] = Measure(**values["primary"])
+            for name in ("guardrails", "secondary"):
+                values[name] = {key: Measure(**measure) for key, measure in values[name].items()}
+            return cls(**values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} must hold a plan that `save` wrote: {error!r}.") from error
 
 
 def plan(
@@ -233,17 +241,37 @@ def plan(
     )  # fmt: skip
 
 
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A mapping from a YAML (or JSON) file, in which 1e-3 is a number; YAML itself takes it for a text.
+
+    Raises:
+        ValueError: the file is no YAML, or holds something else than a mapping.
+    """
+    import yaml
+
+    def with_numbers(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: with_numbers(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [with_numbers(entry) for entry in value]
+        return float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?\d+e[-+]?\d+", value.lower()) else value
+
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} must be YAML: {error}") from error
+    if not isinstance(loaded, Mapping):
+        raise ValueError(f"{path} must hold a mapping of options, got {type(loaded).__name__}.")
+    return with_numbers(loaded)
+
+
 def plan_from_file(path: str | Path) -> ExperimentPlan:
     """A plan from a YAML file with the arguments of ``plan``.
 
     Raises:
         ValueError: an unknown argument; see ``plan``.
     """
-    import yaml
-
-    options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    if not isinstance(options, Mapping):
-        raise ValueError(f"{path} must hold a mapping of arguments, got {type(options).__name__}.")
+    options = read_yaml(path)
     known = [name for name in plan.__annotations__ if name != "return"]
     for name in options:
         if name not in known:
@@ -464,7 +492,10 @@ def evaluate_files(
     columns = list(dict.fromkeys(fields))
     experiment = Experiment(plan.arms, mixed=mixed)
     for path in data:
-        rows = pl.read_parquet(path) if Path(path).suffix == ".parquet" else pl.read_csv(path, try_parse_dates=True)
+        try:
+            rows = pl.read_parquet(path) if Path(path).suffix == ".parquet" else pl.read_csv(path, try_parse_dates=True)
+        except pl.exceptions.PolarsError as error:
+            raise ValueError(f"{path} must be CSV or Parquet: {error}.") from error
         unit = next((name for name in ("unit", "user") if name in rows.columns), "unit")
         if missing := [name for name in ("arm", unit, *columns) if name not in rows.columns]:
             raise ValueError(f"{path} must have the column {missing[0]!r}, got {', '.join(rows.columns)}.")

@@ -172,6 +172,15 @@ def test_no_variance_has_a_stated_result():
         assert "nan" not in str(result)
 
 
+def test_an_update_after_a_look_counts():
+    experiment = two_arms(clicks=[1, 2, 3])
+    assert experiment.evaluate("clicks")["b"].difference == 0
+    experiment.update("b", ["b0", "b9"], clicks=[4, 5])
+    result = experiment.evaluate("clicks")["b"]
+    assert (result.value_b, result.n_b) == (15 / 4, 4)
+    assert experiment.users() == {"a": 3, "b": 4}
+
+
 def test_a_unit_in_two_arms_is_refused_or_left_out():
     for mixed in ("refuse", "exclude"):
         experiment = Experiment(["a", "b"], mixed=mixed)

@@ -294,7 +294,8 @@ def test_from_files(tmp_path, suffix, dates):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "mapping of arguments"),
+        ("[1]", "mapping of options"),
+        ("arms: [a", "must be YAML"),
         ("arms: [a, b]\nprimary: x\neffct: 1", "got 'effct'. Known: effect"),
         ("arms: [a, b]\nprimary: x", "must have 'effect'"),
     ],
@@ -303,3 +304,20 @@ def test_bad_plan_files_are_refused(tmp_path, text, message):
     (tmp_path / "plan.yaml").write_text(text)
     with pytest.raises(ValueError, match=message):
         plan_from_file(tmp_path / "plan.yaml")
+
+
+def test_what_is_no_plan_and_no_table_is_refused(tmp_path):
+    for text in ("{", "{}", "[]", '{"primary": 1}'):
+        (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(ValueError, match=r"plan.json must hold a plan"):
+            ExperimentPlan.load(tmp_path / "plan.json")
+    rates().save(tmp_path / "plan.json")
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(ValueError, match=r"empty.csv must be CSV or Parquet"):
+        evaluate_files(tmp_path / "plan.json", tmp_path / "empty.csv")
+
+
+def test_numbers_of_yaml(tmp_path):
+    (tmp_path / "plan.yaml").write_text("arms: [a, 'b']\nprimary: x\neffect: 1e-2\nsd: 2E1\n")
+    made = plan_from_file(tmp_path / "plan.yaml")
+    assert made == plan(["a", "b"], "x", effect=0.01, sd=20)
