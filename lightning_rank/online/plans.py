@@ -298,7 +298,9 @@ class ExperimentReport(Result):
         sequential: by treatment, what is safe under peeking; empty by a plan of one look.
         guardrails: by treatment and name.
         secondary: by treatment and name, with p corrected over all of them together.
-        novelty: by treatment, of the lift on each day; empty where a day lacks users, or users lack their day.
+        novelty: by treatment, of the lift on each day (in the direction that is good); empty where a day lacks users, or users lack
+            their day.
+        novelty_by_exposure: the same by days since a user was first seen, which tells it from the calendar.
     """
 
     plan: ExperimentPlan
@@ -312,6 +314,7 @@ class ExperimentReport(Result):
     guardrails: Mapping[str, Mapping[str, Comparison]]
     secondary: Mapping[str, Mapping[str, Comparison]]
     novelty: Mapping[str, Novelty]
+    novelty_by_exposure: Mapping[str, Novelty]
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -331,12 +334,16 @@ class ExperimentReport(Result):
         return not self.problems
 
     def evidence(self, arm: str) -> dict[str, Any]:
-        """What ``Gate.decide`` takes of the experiment for one treatment; p is the corrected, or the sequential one."""
+        """What ``Gate.decide`` takes of the experiment for one treatment.
+
+        p is the corrected, or the sequential one; novelty the one by exposure where that decays, else that by day.
+        """
         found = self.primary[arm]
         low, high, pvalue = found.low, found.high, found.adjusted
         if arm in self.sequential:
             low, high, pvalue = (getattr(self.sequential[arm], name) for name in ("low", "high", "pvalue"))
         difference = found.difference
+        fading = self.novelty_by_exposure.get(arm)
         if self.plan.primary.lower_is_better:
             # The gate asks for more; of what should fall, less is more.
             low, high, difference = -high, -low, -difference
@@ -346,7 +353,7 @@ class ExperimentReport(Result):
             "sample_ratio": self.sample_ratio,
             "days": self.days,
             "n": min(self.users.values()),
-            "novelty": self.novelty.get(arm),
+            "novelty": fading if fading is not None and fading.decaying else self.novelty.get(arm),
             "deviations": self.deviations,
         }
 
@@ -371,7 +378,7 @@ class ExperimentReport(Result):
             "deviations": list(self.deviations),
             "problems": list(self.problems),
         }
-        for name in ("primary", "sequential", "novelty"):
+        for name in ("primary", "sequential", "novelty", "novelty_by_exposure"):
             plain[name] = {arm: result.to_dict() for arm, result in getattr(self, name).items()}
         for name in ("guardrails", "secondary"):
             plain[name] = {
@@ -393,6 +400,8 @@ class ExperimentReport(Result):
                 lines.append(f"  under peeking: {self.sequential[arm]}")
             if arm in self.novelty:
                 lines.append(f"  novelty: {self.novelty[arm]}")
+            if arm in self.novelty_by_exposure:
+                lines.append(f"  novelty by days since the first exposure: {self.novelty_by_exposure[arm]}")
             for name, rail in self.guardrails[arm].items():
                 lines.append(f"  guardrail {name} (margin {show(self.plan.guardrails[name].margin or 0)}): {rail}")
             lines += [f"  {name}: {other}" for name, other in self.secondary[arm].items()]
@@ -441,13 +450,14 @@ def evaluate_plan(
     sequential = {}
     if plan.sequential != "none":
         sequential = {arm: _under_peeking(plan, result, look, len(primary)) for arm, result in primary.items()}
-    fading = {}
+    fading: dict[str, dict[str, Novelty]] = {"start": {}, "exposure": {}}
     sign = -1 if plan.primary.lower_is_better else 1
     if len(seen) >= 3 and plan.primary.covariate is None:
-        for arm in primary:
-            with suppress(ValueError):  # a day on which an arm has fewer than two users
-                daily = experiment.lift_by_day(plan.primary.numerator, plan.primary.denominator, arm=arm)
-                fading[arm] = novelty([sign * one.difference for one in daily], alpha=plan.alpha)
+        for since, found in fading.items():
+            for arm in primary:
+                with suppress(ValueError):  # a day on which an arm has fewer than two users
+                    daily = experiment.lift_by_day(plan.primary.numerator, plan.primary.denominator, arm=arm, since=since)
+                    found[arm] = novelty([sign * one.difference for one in daily], alpha=plan.alpha)
     return ExperimentReport(
         plan,
         ratio,
@@ -459,7 +469,8 @@ def evaluate_plan(
         sequential,
         guardrails,
         _as_family(secondary, plan.adjust),
-        fading,
+        fading["start"],
+        fading["exposure"],
     )
 
 

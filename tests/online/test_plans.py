@@ -178,6 +178,27 @@ def test_what_is_not_as_planned_is_a_problem_and_never_ships(table, options, pro
     assert decision.outcome == "invalid"
 
 
+def test_a_lift_that_fades_with_exposure_is_seen_though_the_days_do_not_show_it():
+    """Users begin on any of 15 days, so that each day has old and new ones; the lift halves with each day of a user."""
+    generator = np.random.default_rng(2)
+    experiment = Experiment(["old", "new"])
+    for arm in ("old", "new"):
+        for day in range(21):
+            for begun in range(max(day - 6, 0), min(day, 14) + 1):
+                lift = 0.3 * 0.5 ** (day - begun) if arm == "new" else 0.0
+                users = [f"{arm} {begun} {i}" for i in range(300)]
+                clicks = generator.poisson(1 + lift, 300)
+                experiment.update(arm, users, day=day, clicks=clicks)
+    report = evaluate_plan(plan(["old", "new"], "clicks", effect=0.5, sd=3), experiment)
+    assert report.valid
+    by_exposure = report.novelty_by_exposure["new"]
+    daily = experiment.lift_by_day("clicks", since="exposure")
+    assert by_exposure == novelty([c.difference for c in daily])
+    assert by_exposure.decaying
+    assert report.evidence("new")["novelty"] == by_exposure
+    assert "first exposure" in str(report)
+
+
 def test_days_without_users_are_a_deviation():
     table = [{**part, "day": np.where(part["day"] == 5, 6, part["day"])} for part in rows()]
     report = evaluate_plan(rates(), experiment_of(table))
