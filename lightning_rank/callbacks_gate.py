@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from lightning_rank.callbacks import RankingMonitorMixin
 from lightning_rank.gate import Gate, GateDecision
 from lightning_rank.metrics import RankingMetrics
@@ -22,10 +24,10 @@ class ReleaseGateMixin(RankingMonitorMixin):
 
     The baseline is the value of the metric for each validation query by the ranker in use. It is made by
     ``trainer.validate(old_model, ...)`` with ``ReleaseGate(path, record=True)``. Queries are joined by the ids that
-    ``validation_step`` returns as ``indexes``, or, in one process, by their order. Logged are ``gate/pass`` (1 or 0),
-    ``gate/difference``, ``gate/low`` and ``gate/high`` of the mean difference (paired t), and with ``veto`` also
-    ``gate/<metric>``, for ``ModelCheckpoint(monitor="gate/ndcg@10", mode="max")``. A checkpoint whose score is -inf was kept for
-    want of one that passes.
+    ``validation_step`` returns as ``indexes`` (or ``query``, as ``RankingModule`` does), or, in one process, by their order. Logged
+    are ``gate/pass`` (1 or 0), ``gate/difference``, ``gate/low`` and ``gate/high`` of the mean difference (paired t), and with
+    ``veto`` also ``gate/<metric>``, for ``ModelCheckpoint(monitor="gate/ndcg@10", mode="max")``. A checkpoint whose score is -inf
+    was kept for want of one that passes.
 
     Args:
         baseline: path of a JSON file.
@@ -72,6 +74,7 @@ class ReleaseGateMixin(RankingMonitorMixin):
         self.baseline, self.veto, self.record, self.dataloader_idx = baseline, veto, record, dataloader_idx
         self.decision: GateDecision | None = None
         self._old: dict[int, float] | None = None
+        self._by_ids, self._recorded_by = False, ""
 
     def logged_keys(self, stage: str) -> list[str]:
         """What is logged; at ``"test"`` nothing."""
@@ -99,15 +102,21 @@ class ReleaseGateMixin(RankingMonitorMixin):
                 f"`dataloader_idx` must be below the number of dataloaders, got {self.dataloader_idx} for {len(self._metrics)}."
             )
 
-    def _update(self, outputs: Any, pl_module: Any, step: str, batch_idx: int, dataloader_idx: int) -> None:
-        if dataloader_idx != self.dataloader_idx:
-            return
-        if pl_module.trainer.world_size > 1 and "indexes" not in self._inputs(outputs, pl_module, step):
+    def _inputs(self, outputs: Any, pl_module: Any, step: str) -> dict[str, Tensor]:
+        inputs = super()._inputs(outputs, pl_module, step)
+        if "indexes" not in inputs and outputs.get("query") is not None:
+            inputs["indexes"] = outputs["query"]
+        self._by_ids = "indexes" in inputs
+        if not self._by_ids and pl_module.trainer.world_size > 1:
             raise ValueError(
                 f"ReleaseGate needs {type(pl_module).__name__}.{step} to return 'indexes', the ids of the queries, on several "
                 "processes, where their order is not that of the baseline."
             )
-        super()._update(outputs, pl_module, step, batch_idx, dataloader_idx)
+        return inputs
+
+    def _update(self, outputs: Any, pl_module: Any, step: str, batch_idx: int, dataloader_idx: int) -> None:
+        if dataloader_idx == self.dataloader_idx:
+            super()._update(outputs, pl_module, step, batch_idx, dataloader_idx)
 
     def _log_finished(self, *args: Any) -> None:
         pass
@@ -118,12 +127,23 @@ class ReleaseGateMixin(RankingMonitorMixin):
         ids, values = metrics.query_values()
         # Queries without a relevant item have no value, whatever the ranker.
         new = {i: v for i, v in zip(ids.tolist(), values.flatten().tolist(), strict=True) if not math.isnan(v)}
+        joined_by = "ids" if self._by_ids or trainer.world_size > 1 else "order"
         if self.record:
             if trainer.is_global_zero:
-                content = {"metric": self.metric, "conventions": repr(self._template), "values": list(new.items())}
+                content = {
+                    "metric": self.metric,
+                    "conventions": repr(self._template),
+                    "joined by": joined_by,
+                    "values": list(new.items()),
+                }
                 Path(self.baseline).write_text(json.dumps(content), encoding="utf-8")
             return
         assert self._old is not None
+        if joined_by != self._recorded_by:
+            raise ValueError(
+                f"The baseline {self.baseline} has its queries by {self._recorded_by}, but here they come by {joined_by}. "
+                "Record it anew with record=True."
+            )
         if new.keys() != self._old.keys():
             lost, others = len(self._old.keys() - new.keys()), len(new.keys() - self._old.keys())
             raise ValueError(
@@ -157,6 +177,7 @@ class ReleaseGateMixin(RankingMonitorMixin):
             content = json.loads(path.read_text(encoding="utf-8"))
             made_for, conventions = content["metric"], content["conventions"]
             values = {int(query): float(value) for query, value in content["values"]}
+            self._recorded_by = content["joined by"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} must be a baseline that ReleaseGate(record=True) wrote: {error!r}.") from error
         if (made_for, conventions) != (self.metric, repr(self._template)):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,7 +110,7 @@ def test_queries_are_joined_by_their_ids(tmp_path):
     assert logged["gate/difference"] == 0
     other = Ranker()
     other.load_state_dict(model.state_dict())
-    with pytest.raises(ValueError, match=r"\d+ did not come .* \d+ others did"):
+    with pytest.raises(ValueError, match=r"by ids, but here they come by order"):
         validated(ReleaseGate(path, "ndcg@3"), other)
 
 
@@ -166,3 +169,50 @@ def test_nothing_happens_at_test(baseline):
 def test_there_is_one_for_each_lightning():
     assert lightning_rank.ReleaseGate is ReleaseGate
     assert lightning_rank.lightning.ReleaseGate is not ReleaseGate
+
+
+SCRIPT = """
+import sys
+import pytorch_lightning as pl
+import torch
+from lightning_rank import LinearScorer, RankingModule, ReleaseGate, SyntheticDataModule
+
+class Save(pl.Callback):
+    def on_validation_end(self, trainer, module):
+        values = {k: v.item() for k, v in trainer.callback_metrics.items() if k.startswith("gate/")}
+        torch.save(values, f"values-{trainer.world_size}-{trainer.global_rank}.pt")
+
+def validate(devices, seed, **options):
+    torch.manual_seed(seed)
+    module = RankingModule(LinearScorer(16), "softmax")
+    pl.Trainer(
+        accelerator="cpu", devices=devices, strategy="ddp_fork" if devices > 1 else "auto", logger=False, callbacks=[
+        ReleaseGate("baseline.json", tolerance=0.01, **options), Save()], enable_progress_bar=False, enable_checkpointing=False,
+    ).validate(module, datamodule=SyntheticDataModule(num_train=8, num_val=15, num_test=7, batch_size=4), verbose=False)
+
+if __name__ == "__main__":
+    validate(int(sys.argv[1]), 0, record=True)
+    validate(2, 1, veto=True)
+    validate(1, 1, veto=True)
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
+@pytest.mark.parametrize("recorded_on", [1, 2])
+def test_two_processes_decide_as_one(tmp_path, recorded_on):
+    (tmp_path / "run.py").write_text(SCRIPT)
+    root = str(Path(__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "run.py", str(recorded_on)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root},
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    one, *two = (torch.load(tmp_path / f"values-{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    assert one.keys() == {"gate/pass", "gate/difference", "gate/low", "gate/high", "gate/ndcg@10"}
+    for values_ in two:
+        assert values_ == pytest.approx(one)
