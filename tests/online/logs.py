@@ -56,7 +56,7 @@ def logs(draw: st.DrawFn, *, sessions: bool = True, arms: bool = True, early: bo
         if draw(st.booleans()):
             rating = draw(st.sampled_from((None, 1, 3, 4, 5)))
             add(event="survey", timestamp=draw(st.integers(0, 20_000)), rating=rating)
-    if early and draw(st.booleans()):
+    if rows and early and draw(st.booleans()):
         rows += draw(st.lists(st.sampled_from(rows), max_size=3))
         rows.append(row(user="u0", event="scroll", timestamp=5))
     return draw(st.permutations(rows))
