@@ -5,7 +5,6 @@ What cannot be told never ships. The rules are in ``Gate``; every rule that was 
 
 from __future__ import annotations
 
-import argparse
 import html
 import json
 import math
@@ -439,32 +438,6 @@ def decide_from_files(
     if isinstance(found.get("guardrails"), Mapping):
         found["guardrails"] = {name: _from_file(value, path.parent) for name, value in found["guardrails"].items()}
     return Gate.from_config(options).decide(**found)
-
-
-def run(args: Sequence[str]) -> int:
-    """The command ``lightning-rank gate``; returns the exit code of the decision.
-
-    Raises:
-        ValueError, OSError: bad input.
-    """
-    parser = argparse.ArgumentParser(
-        prog="lightning-rank gate",
-        description="Ship, hold, reject or invalid, by rules and evidence. Exit status: 0 ship, 10 hold, 11 reject, 12 invalid; "
-        "1 and 2 are errors.",
-    )
-    parser.add_argument("--config", required=True, metavar="YAML", help="options of the gate, and evidence or files of it")
-    parser.add_argument("--offline", metavar="JSON", help="a paired comparison: low and high")
-    parser.add_argument("--experiment", metavar="JSON", help="the report of `lightning-rank experiment evaluate --output`")
-    parser.add_argument("--arm", help="the treatment, where the experiment has several")
-    for kind in ("json", "markdown", "html"):
-        parser.add_argument(f"--{kind}", metavar="FILE", help=f"write the decision as {kind}")
-    options = parser.parse_args(args)
-    decision = decide_from_files(options.config, offline=options.offline, experiment=options.experiment, arm=options.arm)
-    for kind in ("json", "markdown", "html"):
-        if file := getattr(options, kind):
-            Path(file).write_text(getattr(decision, f"to_{kind}")(), encoding="utf-8")
-    print(decision)
-    return decision.exit_code
 
 
 def _from_file(value: Any, folder: Path) -> Any:

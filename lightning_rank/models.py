@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_rank.conventions import check_choice, check_number
 
@@ -138,3 +139,98 @@ class MLPScorer(_Scorer):
                 layers.append(nn.LayerNorm(width))
             layers += [nn.ReLU(), nn.Dropout(dropout)]
         super().__init__(transform, nn.Sequential(*layers, nn.LazyLinear(1)), num_features)
+
+
+class _AttentionBlock(nn.Module):
+    """Every item of a query attends to all its items, then a perceptron by item; each adds to what it was given."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        # Normalised before each half, so that an item's own features reach its score past all attention.
+        self.before_attention, self.before_perceptron = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.perceptron = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(2 * width, width)
+        )
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, keys: Tensor | None) -> Tensor:
+        projected = self.project(self.before_attention(x)).unflatten(-1, (3, self.heads, x.shape[-1] // self.heads))
+        query, key, value = projected.transpose(-2, -4).unbind(-3)  # [query, head, item, width of a head]
+        seen = scaled_dot_product_attention(
+            query, key, value, attn_mask=keys, dropout_p=self.dropout if self.training else 0.0
+        )
+        x = x + self.drop(self.join(seen.transpose(-2, -3).flatten(-2)))
+        return x + self.drop(self.perceptron(self.before_perceptron(x)))
+
+
+class _SetEncoder(nn.Module):
+    """Attention over the items of each query, and one number per item: ``[query, item, feature]`` -> ``[query, item, 1]``."""
+
+    def __init__(self, width: int, heads: int, blocks: int, dropout: float) -> None:
+        super().__init__()
+        self.embed = nn.LazyLinear(width)
+        self.blocks = nn.ModuleList(_AttentionBlock(width, heads, dropout) for _ in range(blocks))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1))
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        keys = None
+        if mask is not None:
+            # In a row without items the slots attend to one another: attention to nothing is NaN in some kernels.
+            keys = (mask | mask.any(-1, keepdim=True).logical_not()).unsqueeze(-2).unsqueeze(-2)
+        x = self.embed(features)
+        for block in self.blocks:
+            x = block(x, keys)
+        return self.head(x)
+
+
+class SelfAttentionScorer(_Scorer):
+    """Self-attention over the list: each item is scored in view of the other items of its query.
+
+    The order of items means nothing (there are no positions), and padding reaches no score where ``mask`` tells of it, as
+    ``RankingModule`` does; without ``mask``, every slot is an item.
+
+    Args:
+        num_features: number of features; None takes it from the first data.
+        width: size of an item's representation; ``heads`` divides it.
+        heads: attentions side by side in a block.
+        blocks: blocks of self-attention and a two-layer perceptron, each with a residual connection.
+        dropout: share of units dropped in training.
+        transform: how features are scaled, see ``FeatureTransform``.
+
+    Raises:
+        ValueError: a number is out of its range.
+
+    Source: Pobrotyn et al., "Context-Aware Learning to Rank with Self-Attention", 2020; blocks normalised first, as Xiong et
+    al., "On Layer Normalization in the Transformer Architecture", 2020.
+
+    Example:
+        >>> scorer = SelfAttentionScorer(num_features=5, width=16)
+        >>> scorer(torch.randn(2, 3, 5), mask=torch.tensor([[True, True, False], [True, True, True]])).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        num_features: int | None = None,
+        width: int = 64,
+        heads: int = 2,
+        blocks: int = 2,
+        dropout: float = 0.1,
+        transform: str = "standardize",
+    ) -> None:
+        for name, number in (("width", width), ("heads", heads), ("blocks", blocks)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ValueError(f"`{name}` must be a whole number >= 1, got {number!r}.")
+        if width % heads:
+            raise ValueError(f"`width` must be a multiple of `heads`, got {width} and {heads}.")
+        check_number("dropout", dropout, above=-1e-12, below=1)
+        super().__init__(transform, _SetEncoder(width, heads, blocks, dropout), num_features)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``[query, item, feature]``, ``mask`` ``[query, item]`` (False is padding) -> ``[query, item]`` (any leading axes)."""
+        if mask is not None:
+            # Weights of 0 do not stop NaN or infinity in the padding.
+            features = torch.where(mask.unsqueeze(-1), features, 0.0)
+        return self.network(self.transform(features), mask).squeeze(-1)

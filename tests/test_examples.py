@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -9,7 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from lightning_rank import functional
 from tests.test_module import write_letor
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -53,12 +58,43 @@ def test_benchmark_of_metrics_compares_equal_values(tmp_path):
     assert int(re.search(r"State after a million queries: (\d+) bytes", output)[1]) < 1024
 
 
-def test_benchmark_mq2008_prints_folds_and_mean(tmp_path):
+def test_benchmark_of_files_compares_equal_values(tmp_path):
+    output = run("benchmarks/evaluate.py", "--queries=40", "--documents=20", cwd=tmp_path)
+    assert re.search(r"^lightning-rank evaluate +\d", output, flags=re.MULTILINE)
+    assert re.search(r"measures \d\.\d+ s: .* of reading", output)
+    assert re.search(r"100,000 resamples of 40 queries: \d", output)
+
+
+def test_benchmark_of_losses_compares_equal_values(tmp_path):
+    command = ("benchmarks/losses.py", "--shapes", "3x20", "4 jagged", "--growth")
+    output = run(*command, "--losses", "approx_ndcg", "lambda", cwd=tmp_path)
+    assert len(re.findall(r"^(?:approx_ndcg|lambda) +(?:3x20|4 jagged) .* ms ", output, flags=re.MULTILINE)) == 4
+
+
+def test_benchmark_of_losses_has_the_textbook_of_each(benchmark_of_losses):
+    # What is raced against must be right itself: golden values check the library, this checks the other side.
+    for name, function in benchmark_of_losses.DENSE.items():
+        if name == "neural_ndcg":
+            continue  # its textbook stops before it has converged
+        score, grade, mask = benchmark_of_losses.lists_of("8 jagged")
+        library = getattr(functional, f"{name}_loss")(score, grade, mask)
+        torch.testing.assert_close(function(score, grade, mask).mean(), library)
+
+
+@pytest.fixture
+def benchmark_of_losses(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES / "benchmarks"))
+    spec = importlib.util.spec_from_file_location("benchmark_of_losses", EXAMPLES / "benchmarks" / "losses.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def five_parts(tmp_path):
     for i in range(1, 6):
         write_letor(tmp_path / f"S{i}.txt", 6, seed=i)
-    output = run("benchmarks/mq2008.py", "--data", ".", "--epochs", "1", "--folds", "1", "2", cwd=tmp_path)
-    assert re.search(r"fold 2: test ndcg@10 MLP, ApproxNDCG 0\.\d+", output)
-    assert re.search(r"MLP, ApproxNDCG +0\.\d{4} ± 0\.\d{4}", output)
+    return tmp_path
 
 
 def test_ab_test(tmp_path):
@@ -89,7 +125,91 @@ def test_benchmark_of_the_online_statistics(tmp_path):
     assert re.search(r"  (19|20),\d{3} events in [\d.]+ s, [\d.]+ s of CPU on 2 threads, peak memory", output)
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
+@pytest.fixture
+def benchmark(monkeypatch):
+    """The benchmark as a module."""
+    monkeypatch.syspath_prepend(str(EXAMPLES / "benchmarks"))
+    yield importlib.import_module("mq2008")
+    for name in ("mq2008", "training"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_benchmark_mq2008_goes_on_where_it_was_stopped(benchmark, five_parts, monkeypatch, capsys):
+    command = ("benchmarks/mq2008.py", "--data", ".", "--losses", "softmax", "--best")
+    command += ("--folds", "1", "2", "--seeds", "0", "--epochs", "1")
+    output = run(*command, "--jobs", "2", cwd=five_parts)
+    assert output.startswith("MQ2008: ")
+    assert " 0 of them in mq2008.jsonl" in output
+    results = five_parts / "mq2008.jsonl"
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    systems = {record["system"] for record in records}
+    assert {"softmax", "best", "ridge"} <= systems <= {"softmax", "best", "ridge", "lightgbm"}
+    assert len(records) == 2 * len(systems)
+    assert all(0 < record["test"][name] <= 1 for record in records for name in ("ndcg@5", "ndcg@10", "map", "mrr"))
+    for system in systems:
+        mean = sum(record["test"]["ndcg@10"] for record in records if record["system"] == system) / 2
+        assert re.search(rf"^{system} +\S+ ± \S+ +{mean:.4f} ± 0\.\d{{4}} ", output, flags=re.MULTILINE), output
+
+    # As if stopped within a record: that one is made again, nothing else is.
+    lines = results.read_text().splitlines(keepends=True)
+    results.write_text("".join(lines[:-1]) + lines[-1][:20])
+    made = []
+    monkeypatch.setattr(benchmark, "perform", lambda run: made.append(run.key) or records[-1])
+    monkeypatch.setattr(sys, "argv", list(command))
+    monkeypatch.chdir(five_parts)
+    benchmark.main()
+    assert made == [records[-1]["key"]]
+    assert results.read_text() == "".join(lines)
+    again = capsys.readouterr().out
+    assert f"{len(records)} runs, {len(records) - 1} of them" in again
+    assert again.splitlines()[1:] == output.splitlines()[1:]
+
+
+def test_benchmark_mq2008_mixes_no_settings_and_no_data(benchmark, five_parts):
+    _, folds = benchmark.folds_of(str(five_parts))
+    assert [Path(fold.test[0]).name for fold in folds] == ["S5.txt", "S1.txt", "S2.txt", "S3.txt", "S4.txt"]
+    names = [Path(path).name for path in (*folds[3].train, *folds[3].val, *folds[3].test)]
+    assert names == ["S4.txt", "S5.txt", "S1.txt", "S2.txt", "S3.txt"]
+    run = benchmark.Run("softmax", folds[0], 0, benchmark.Recipe())
+    others = [
+        dataclasses.replace(run, **change)
+        for change in (
+            {"system": "listnet"},
+            {"system": "best"},
+            {"system": "ridge"},
+            {"fold": folds[1]},
+            {"seed": 1},
+            {"recipe": benchmark.Recipe(dropout=0.1)},
+        )
+    ]
+    keys = [run.key, *(other.key for other in others)]
+    write_letor(five_parts / "S5.txt", 7, seed=5)
+    assert len({*keys, run.key}) == len(keys) + 1
+
+
+def test_benchmark_mq2008_takes_a_folder_of_one_fold(benchmark, tmp_path):
+    with pytest.raises(SystemExit, match=r"it lacks train\.txt"):
+        benchmark.folds_of(str(tmp_path))
+    for name in ("train", "vali", "test"):
+        write_letor(tmp_path / f"{name}.txt", 2)
+    name, (fold,) = benchmark.folds_of(str(tmp_path))
+    assert (name, fold.number) == ("MSLR", 1)
+    assert [Path(path).name for path in (*fold.train, *fold.val, *fold.test)] == ["train.txt", "vali.txt", "test.txt"]
+
+
+def test_benchmark_mq2008_takes_seeds_as_repetitions_and_folds_as_the_unit(benchmark):
+    values = {(1, 0): 0.2, (1, 1): 0.4, (2, 0): 0.5, (2, 1): 0.5}
+    records = [{"fold": f, "seed": s, "test": dict.fromkeys(benchmark.METRICS, v)} for (f, s), v in values.items()]
+    table = benchmark.by_fold(records)
+    assert table[:, 0].tolist() == pytest.approx([0.3, 0.5])
+    # Two folds that differ by 0.2 from each other: their mean has the standard error 0.1.
+    assert benchmark.with_error(table[:, 0]) == "0.4000 ± 0.1000"
+
+
+PROGRAMS = [path for path in sorted(EXAMPLES.rglob("*.py")) if "__main__" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
 def test_every_example_is_covered_and_says_how_to_run_it(path):
     assert f"python examples/{path.relative_to(EXAMPLES).as_posix()}" in path.read_text(encoding="utf-8")
     assert path.relative_to(EXAMPLES).as_posix() in Path(__file__).read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ FLOORS = (
     ("lists", "conventions"),
     ("functional", "stats"),
     ("metrics", "losses", "models", "data", "online", "explain", "advise", "report"),
+    ("offline",),
     ("callbacks", "module", "datamodule", "gate"),
     ("callbacks_gate",),
     ("pytorch_lightning", "lightning"),  # the third floor, joined to each Lightning package
@@ -126,9 +127,17 @@ def test_online_evaluation_needs_no_torch():
     assert run.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if FLOOR_OF.get(unit_of(module_of(file)), 0) < 3], ids=module_of)
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if FLOOR_OF.get(unit_of(module_of(file)), 0) < FLOOR_OF["callbacks"]], ids=module_of
+)
 def test_only_upper_floors_know_lightning(file):
     assert not {imported.partition(".")[0] for imported in imports(file)} & LIGHTNING
+
+
+def test_functions_do_not_load_the_compiler():
+    code = "import sys, lightning_rank.functional; print('torch._dynamo' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
 
 
 def test_import_is_light():

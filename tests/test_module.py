@@ -11,7 +11,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_rank.losses import ApproxNDCGLoss, ListNetLoss
-from lightning_rank.models import LinearScorer, MLPScorer
+from lightning_rank.models import LinearScorer, MLPScorer, SelfAttentionScorer
 from lightning_rank.pytorch_lightning import (
     LetorDataModule,
     PredictionWriter,
@@ -73,6 +73,19 @@ def test_any_module_can_score_and_gets_the_mask_if_it_takes_one():
     trainer(RankingMonitor()).fit(module, datamodule=synthetic())
     assert module.scorer.masks > 0
     assert module.scorer.weight.abs().sum() > 0
+
+
+def test_attention_gets_the_mask_in_training_and_wherever_scores_are_made():
+    data = synthetic(num_train=20, min_items=1, max_items=9)
+    module = RankingModule(SelfAttentionScorer(width=8, dropout=0.0))
+    run = trainer(RankingMonitor())
+    run.fit(module, datamodule=data)
+    outputs = run.predict(module, datamodule=data)
+    assert any(not batch["mask"].all() for batch in outputs)
+    for batch in outputs:
+        for query, scores, mask in zip(batch["query"].tolist(), batch["preds"], batch["mask"], strict=True):
+            alone = module.scorer(data.splits["predict"][query]["features"])
+            torch.testing.assert_close(scores[mask], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_schedulers_are_stepped_also_by_plateau():

@@ -47,9 +47,14 @@ def test_commands_one_after_the_other(tmp_path):
     (tmp_path / "MQ2008").mkdir()
     for i in range(1, 6):
         write_letor(tmp_path / "MQ2008" / f"S{i}.txt", 6, seed=i)
+    (tmp_path / "qrels.txt").write_text("".join(f"q{i} 0 d{i} 1\n" for i in range(5)))
+    for name, step in (("bm25", 1), ("dense", 2)):
+        lines = (f"q{i} Q0 d{j} 1 {j * step % 5} {name}\n" for i in range(5) for j in range(6))
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
     script = "".join(code for kind, code in BLOCKS if kind == "bash")
     run(["sh", "-ec", script], tmp_path)
     assert (tmp_path / "run.txt").read_text().count("\n") == (tmp_path / "scores.txt").read_text().count("\n") > 0
+    assert (tmp_path / "values.csv").read_text().count("\n") == 11
 
 
 def test_links_and_pictures_exist():

@@ -264,7 +264,7 @@ def main() -> None:
             print(f"{name}, {shape}", file=sys.stderr)
             rows.append(compare(name, shape, args.threads))
     header = ["loss", "lists", "here", "dense / here", "public / here", "memory here", "dense / here", "public / here"]
-    print_table(f"Forward and backward, {args.threads} threads, torch {torch.__version__}", header, rows)
+    print_table(f"Forward and backward, threads: {args.threads}, torch {torch.__version__}", header, rows)
     if args.growth:
         rows = [growth(name) for name in args.growth]
         print_table("Growth with the items of one list", ["loss", "10^4", "10^5", "10^6", "exponent"], rows)

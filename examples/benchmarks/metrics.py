@@ -15,15 +15,14 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from importlib.util import find_spec
 
 import torch
 import torchmetrics.retrieval as tm
+from measuring import extra_bytes, printed_by, seconds
 from torch import Tensor
 from torchmetrics import MetricCollection
 
@@ -34,19 +33,7 @@ Values = dict[str, float]
 NAMES = ("ndcg", "dcg", "map", "mrr", "precision", "recall", "hit_rate", "f1", "err", "rbp")
 FIFTY = [f"{name}@{k}" for name in NAMES for k in (1, 3, 5, 10, 20)]
 SETS = {"ndcg@10": ["ndcg@10"], "map": ["map"], "mrr": ["mrr"], "all three": ["ndcg@10", "map", "mrr"], "50 names": FIFTY}
-SHAPES = ("2000x100", "8000x40", "100x100000", "skewed")
-
-
-def seconds(run: Callable[[], object], budget: float = 1.5) -> float:
-    """Median time of as many runs as fit into the budget, after one to warm up."""
-    start = time.perf_counter()
-    run()
-    times, spent = [], time.perf_counter() - start
-    while not times or (sum(times) + spent < budget and len(times) < 30):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+SHAPES = ("64x100", "2000x100", "8000x40", "100x100000", "skewed")
 
 
 class Batch:
@@ -192,17 +179,8 @@ def peak_memory(shape: str, names: list[str]) -> float:
     data, layout = batch.layout()
     metrics = RankingMetrics(names)
     metrics.update(torch.rand(2, 3), torch.ones(2, 3))
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak starts anew
-
-    def kib(key: str) -> int:
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith(key))
-
-    before = kib("VmRSS")
-    metrics.update(*data, **layout)
     given = sum(tensor.nbytes for tensor in (*data, *layout.values()))
-    return (kib("VmHWM") - before) * 1024 / given
+    return extra_bytes(lambda: metrics.update(*data, **layout)) / given
 
 
 def growth(length: int | None) -> Iterator[list[str]]:
@@ -232,12 +210,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help="queries x items, or 'skewed'")
     parser.add_argument("--parts", nargs="+", default=["time", "memory", "growth"], choices=["time", "memory", "growth"])
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peak", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     if args.peak:
         print(peak_memory(args.peak[0], args.peak[1:]))
         return
-    about = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+    about = f"threads: {args.threads}, torch {torch.__version__}"
     if "time" in args.parts:
         peers = [peer for peer in PEERS if find_spec(peer)]
         rows = [row for shape in args.shapes for row in compare(shape, peers)]
@@ -248,8 +228,8 @@ def main() -> None:
         for shape in (*args.shapes, *(["1x5000000"] if tuple(args.shapes) == SHAPES else [])):
             cells = []
             for label in ("ndcg@10", "all three", "50 names"):
-                command = [sys.executable, __file__, "--peak", shape, *SETS[label]]
-                cells.append(f"{float(subprocess.run(command, check=True, capture_output=True, text=True).stdout):.1f}")
+                printed = printed_by(__file__, "--peak", shape, *SETS[label])
+                cells.append("" if printed is None else f"{float(printed):.1f}")
             rows.append([shape, *cells])
         print_table(
             "Extra memory of an update at its peak, in sizes of its input",

@@ -1,16 +1,287 @@
-"""Files that the TREC tools read."""
+"""Files of the TREC tools: runs, judgements (qrels), and MS MARCO's three-column runs."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from lightning_rank.data.batches import RankingDataset
+from lightning_rank.data.runs import Judgements, Run, polars
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lightning_rank.data.batches import RankingDataset
+
+_PIECE_BYTES = 1 << 25  # of text at a time, so that what is only needed while reading stays small
+_BLANKS = bytes.maketrans(b"\t\v\f", b"   ")
+
+
+class _Format(NamedTuple):
+    """Columns of a line, and which of them hold what."""
+
+    what: str
+    columns: tuple[str, ...]
+    query: int
+    document: int
+    value: int
+    may_go_on: bool  # further columns are ignored
+
+
+_RUN = _Format("run", ("query", "Q0", "document", "rank", "score", "tag"), 0, 2, 4, True)
+_QRELS = _Format("qrels", ("query", "iteration", "document", "grade"), 0, 2, 3, False)
+_MSMARCO = _Format("MS MARCO run", ("query", "document", "rank"), 0, 1, 2, False)
+
+
+def read_trec_run(path: str | Path, *, name: str | None = None, strict: bool = False) -> Run:
+    """Read a run, ``query Q0 document rank score tag``, plain or gzip.
+
+    Columns are separated by blanks or tabs, any number of them; what follows the sixth is ignored, and so are blank lines and
+    lines that begin with ``#`` (an id may hold one). The order is that of the scores, whatever the lines' order and ranks say.
+
+    Args:
+        path: the file.
+        name: of the run; None takes the file's.
+        strict: refuse repeated documents instead of counting them once, at their best rank, with a warning.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: with ``path:line``, a line of too few columns, a score that is no number; an empty file.
+        ModuleNotFoundError: polars is not installed (the extra ``files``).
+
+    Source: the results format of trec_eval.
+    """
+    run = Run.from_pieces(list(_pieces(path, _RUN)), name=_name(path) if name is None else name, strict=strict)
+    return replace(run, tag=_first_line(path)[len(_RUN.columns) - 1])
+
+
+def read_qrels(path: str | Path, *, strict: bool = False) -> Judgements:
+    """Read judgements, ``query iteration document grade``, plain or gzip. Blanks, comments and errors: as ``read_trec_run``.
+
+    Args:
+        path: the file.
+        strict: refuse a judgement that is there twice, instead of counting it once with a warning.
+
+    Raises:
+        ValueError: as ``read_trec_run``; a line that has not four columns; judgements that contradict one another.
+
+    Source: the qrels format of trec_eval.
+    """
+    return Judgements.from_pieces(list(_pieces(path, _QRELS)), name=_name(path), strict=strict)
+
+
+def read_msmarco_run(path: str | Path, *, name: str | None = None, strict: bool = False) -> Run:
+    """Read a run of MS MARCO, ``query document rank``; the score is minus the rank. Otherwise as ``read_trec_run``.
+
+    Source: the MS MARCO passage ranking evaluation.
+    """
+    pieces = [(runs, documents, -ranks) for runs, documents, ranks in _pieces(path, _MSMARCO)]
+    return Run.from_pieces(pieces, name=_name(path) if name is None else name, strict=strict)
+
+
+def write_trec(path: str | Path, lists: Run | Judgements, *, tag: str | None = None, overwrite: bool = True) -> None:
+    """Write a run, the documents of each query by rank, or judgements (qrels); gzip where the name ends in ``.gz``.
+
+    Args:
+        path: the file; replaced whole once everything is written.
+        lists: what to write. A score is written so that it reads back as the same number.
+        tag: name of the run in the file; None takes that of the run.
+        overwrite: whether a file may be there already.
+
+    Raises:
+        FileExistsError: a file is there and ``overwrite`` is False.
+        ValueError: an id that is empty or has a blank in it, a query that begins with ``#``: the format cannot hold them.
+    """
+    pl = polars()
+    for ids, wrong in ((pl.Series(lists.query_ids, dtype=pl.String), r"\s|^$|^#"), (lists.documents, r"\s|^$")):
+        bad = ids.str.contains(wrong)
+        if bad.any():
+            raise ValueError(
+                "Blanks separate the columns and # begins a comment, so an id must not be empty, hold a blank, or, of a query, "
+                f"begin with #, got {ids.filter(bad)[0]!r}."
+            )
+    frame = lists.to_polars()
+    if isinstance(lists, Run):
+        order = lists.order("arrival")
+        frame = frame if order is None else frame[order]
+        rank = np.arange(len(frame)) - np.repeat(lists.offsets[:-1], lists.lengths) + 1
+        tag = (tag or lists.tag or lists.name or "lightning_rank").replace(" ", "_")
+        frame = frame.select("query", pl.lit("Q0"), "document", pl.Series("rank", rank), "score", pl.lit(tag).alias("tag"))
+    else:
+        frame = frame.select("query", pl.lit("0"), "document", pl.col("grade"))
+        if (lists.grades == np.floor(lists.grades)).all() and np.abs(lists.grades).max() < 2**53:
+            frame = frame.with_columns(pl.col("grade").cast(pl.Int64))
+    with writing(path, overwrite=overwrite) as file:
+        frame.write_csv(file, include_header=False, separator=" ", quote_style="never")
+
+
+@contextmanager
+def writing(path: str | Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
+    """A binary file that appears at ``path`` once everything is written, or not at all; gzip where the name ends in ``.gz``.
+
+    Raises:
+        FileExistsError: a file is there and ``overwrite`` is False.
+    """
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists: choose another name, or allow it to be replaced.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        opener: Any = gzip.open if path.suffix == ".gz" else open
+        with opener(unfinished, "wb") as file:
+            yield file
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, plain or gzip (told by its content).
+
+    Raises:
+        FileNotFoundError: it does not exist, or is a directory.
+        ValueError: it is a damaged gzip file.
+    """
+    path = Path(path)
+    if not path.exists() or path.is_dir():
+        raise FileNotFoundError(f"There is {'a directory, not a file,' if path.is_dir() else 'no file'} at '{path}'.")
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            if packed:
+                with gzip.open(file) as unpacked:
+                    yield unpacked  # type: ignore[misc]  # it reads as any file does
+            else:
+                yield file
+        except (EOFError, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path}: a damaged gzip file: {error}.") from error
+
+
+def looks_like(path: str | Path) -> str:
+    """``"letor"``, ``"trec"``, ``"qrels"`` or ``"msmarco"`` by the columns of the first line that has any."""
+    columns = _first_line(path)
+    if len(columns) > 1 and columns[1].startswith("qid:"):
+        return "letor"
+    return {3: "msmarco", 4: "qrels"}.get(len(columns), "trec")
+
+
+def _first_line(path: str | Path) -> list[str]:
+    with opened(path) as file:
+        for line in file:
+            if line.strip() and not line.lstrip().startswith(b"#"):
+                return line.decode(errors="replace").split()
+    raise ValueError(f"{path}: there is no line in it, so there is nothing to evaluate.")
+
+
+def _name(path: str | Path) -> str:
+    return Path(path).name.removesuffix(".gz")
+
+
+def _pieces(path: str | Path, form: _Format) -> Iterator[tuple[Any, Any, np.ndarray]]:
+    """Runs of equal query ids, documents and values of some lines at a time."""
+    before = 0
+    with opened(path) as file:
+        while text := file.read(_PIECE_BYTES):
+            if not text.endswith(b"\n"):
+                text += file.readline()
+            yield _columns(text, form, path, before)
+            before += len(text)
+
+
+def _columns(text: bytes, form: _Format, path: str | Path, before: int) -> tuple[Any, Any, np.ndarray]:
+    pl = polars()
+    names = (*form.columns, "beyond")
+    wanted = [form.query, form.document, form.value, len(form.columns) - 1 if form.may_go_on else len(form.columns)]
+    schema = {name: pl.Float64 if i == form.value else pl.String for i, name in enumerate(names)}
+    plain = _with_single_blanks(text)
+    # To find one byte is much faster than to find two.
+    has_comment = b"#" in plain and (plain.startswith(b"#") or b"\n#" in plain)
+    try:
+        table = pl.read_csv(
+            io.BytesIO(plain), separator=" ", has_header=False, quote_char=None, comment_prefix="#" if has_comment else None,
+            schema=schema, columns=sorted(set(wanted)), truncate_ragged_lines=True, extra_columns="ignore",
+            missing_columns="insert",
+        )  # fmt: skip
+    except pl.exceptions.NoDataError:
+        table = pl.DataFrame(schema={names[i]: schema[names[i]] for i in sorted(set(wanted))})
+    except (pl.exceptions.ComputeError, pl.exceptions.SchemaError) as error:
+        raise _first_fault(text, form, path, before, str(error)) from None
+    query, document, value, last = (table[names[i]] for i in wanted)
+    whole = last.null_count() == (0 if form.may_go_on else len(last))
+    if not whole or value.null_count() or value.is_nan().any():
+        raise _first_fault(text, form, path, before, "")
+    return query.rle().struct.unnest(), document, value.to_numpy()
+
+
+def _with_single_blanks(text: bytes) -> bytes:
+    """Lines whose columns one blank separates, without blanks at either end or empty lines; no line is split for it."""
+    text = text.removeprefix(b"\xef\xbb\xbf")
+    for other in (b"\t", b"\v", b"\f"):
+        if other in text:
+            text = text.translate(_BLANKS)
+            break
+    blank = np.frombuffer(text, np.uint8) <= 32
+    if not (blank[1:] & blank[:-1]).any() and not blank[:1].any():
+        return text
+    text = text.replace(b"\r\n", b"\n")
+    for twice, once in ((b"  ", b" "), (b" \n", b"\n"), (b"\n ", b"\n"), (b"\n\n", b"\n")):
+        while twice in text:
+            text = text.replace(twice, once)
+    return text.lstrip().removesuffix(b" ")
+
+
+def _first_fault(text: bytes, form: _Format, path: str | Path, before: int, error: str) -> ValueError:
+    """The error for the first line that is wrong, of a text that so many bytes of the file come before."""
+    number = len(form.columns)
+    with opened(path) as file:
+        lines_before = file.read(before).count(b"\n")
+    for i, raw in enumerate(text.split(b"\n"), lines_before + 1):
+        columns = raw.split()
+        if not columns or columns[0].startswith(b"#"):
+            continue
+        where = f"{path}:{i}"
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            return ValueError(f"{where}: the line is no UTF-8 text: {raw[:80]!r}.")
+        if len(columns) < number or (len(columns) > number and not form.may_go_on):
+            hint = _hint(raw, len(columns), form)
+            return ValueError(
+                f"{where}: a line of a {form.what} file must have {number}{' or more' if form.may_go_on else ''} columns, "
+                f"{' '.join(form.columns)}, got {len(columns)}: {raw[:80].decode(errors='replace')!r}.{hint}"
+            )
+        shown = columns[form.value].decode()
+        name = form.columns[form.value]
+        try:
+            if np.isnan(float(shown)):
+                return ValueError(f"{where}: the {name} is NaN. The model has diverged, or divides by zero.")
+        except ValueError:
+            return ValueError(f"{where}: the {name} must be a number, got {shown!r}.")
+        if "_" in shown:
+            return ValueError(f"{where}: the {name} must be a number, got {shown!r}.")
+    return ValueError(f"{path}: cannot be read as a {form.what} file: {error}")
+
+
+def _hint(raw: bytes, columns: int, form: _Format) -> str:
+    kinds = {3: "a run of MS MARCO", 4: "judgements (qrels)", 6: "a run"}
+    if columns == 1:
+        for mark, told in ((b",", "commas"), (b";", "semicolons"), (b"{", "braces, as JSON lines have")):
+            if mark in raw:
+                return f" It has {told}: name the file .csv, .tsv or .jsonl, or give its format."
+    if columns in kinds and len(form.columns) != columns:
+        return f" It looks like {kinds[columns]}."
+    return ""
 
 
 def write_run(path: str | Path, dataset: RankingDataset, scores: Tensor, *, tag: str = "lightning_rank") -> None:
@@ -38,7 +309,7 @@ def write_scores(path: str | Path, dataset: RankingDataset, scores: Tensor) -> N
         scores: ``[item]`` in the order of the dataset.
     """
     if dataset.rows is not None:
-        in_source = torch.empty_like(scores)
+        in_source = scores.new_empty(scores.shape)
         in_source[dataset.rows] = scores
         scores = in_source
     _write_lines(path, (f"{score:.9g}\n" for score in scores.tolist()))
@@ -47,7 +318,7 @@ def write_scores(path: str | Path, dataset: RankingDataset, scores: Tensor) -> N
 def _run_lines(dataset: RankingDataset, scores: Tensor, tag: str) -> Iterable[str]:
     bounds = dataset.offsets.tolist()
     for query, (start, end) in enumerate(pairwise(bounds)):
-        order = torch.argsort(scores[start:end].neg(), stable=True)
+        order = scores[start:end].neg().argsort(stable=True)
         kept = order[~scores[start:end][order].isnan()] + start
         for rank, (item, score) in enumerate(zip(kept.tolist(), scores[kept].tolist(), strict=True), 1):
             document = dataset.document_ids[item] if dataset.document_ids is not None else ""
@@ -56,12 +327,5 @@ def _run_lines(dataset: RankingDataset, scores: Tensor, tag: str) -> Iterable[st
 
 
 def _write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.writelines(lines)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with writing(path) as file:
+        file.writelines(line.encode() for line in lines)

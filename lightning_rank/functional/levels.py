@@ -124,25 +124,33 @@ class _Once(torch.autograd.Function):
 
 
 class WithGradient(torch.autograd.Function):
-    """Terms whose sum over a query has a known gradient by the scores."""
+    """Terms whose sum over a query has a known gradient by the scores.
+
+    ``again``: the sums as a function of the scores that can be differentiated any number of times, for who asks for more than
+    the gradient; None: that is refused.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(score: Tensor, terms: Tensor, gradient: Tensor) -> Tensor:
+    def forward(score: Tensor, terms: Tensor, gradient: Tensor, again: Callable[[Tensor], Tensor] | None) -> Tensor:
         return terms.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0], inputs[2])
+        ctx.again = inputs[3]
 
     @staticmethod
-    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None, None, None]:
         score, gradient = ctx.saved_tensors
         if torch.is_grad_enabled():
             # Someone asks for a graph of the gradient, which must not look like a constant.
-            gradient = _Once.apply(gradient, score)
-        return gradient * incoming, None, None
+            if ctx.again is None:
+                gradient = _Once.apply(gradient, score)
+            else:
+                (gradient,) = torch.autograd.grad(ctx.again(score).sum(), score, create_graph=True)
+        return gradient * incoming, None, None, None
 
 
 def with_gradient(batch: Batch, terms: Tensor, gradient: Tensor) -> Tensor:
@@ -153,7 +161,7 @@ def with_gradient(batch: Batch, terms: Tensor, gradient: Tensor) -> Tensor:
         gradient: of the items.
     """
     score = batch.score.to(terms.dtype)
-    value = batch.lists.sum(WithGradient.apply(score, terms, gradient))
+    value = batch.lists.sum(WithGradient.apply(score, terms, gradient, None))
     return value.to(batch.score.dtype)
 
 

@@ -34,7 +34,7 @@ from lightning_rank.functional.neural_ndcg import neural_ndcg
 from lightning_rank.functional.pairwise import lambda_, lambdarank, pairwise_hinge, ranknet
 from lightning_rank.functional.plrank import plrank
 from lightning_rank.functional.pointwise import ordinal, pointwise_bce, pointwise_mse
-from lightning_rank.lists import arrange, check_grades, check_scores
+from lightning_rank.lists import Lists, arrange, check_grades, check_scores
 
 REDUCTIONS = ("mean", "sum", "none")
 SCHEMES = ("ndcg_loss1", "ndcg_loss2", "ndcg_loss2pp")
@@ -229,18 +229,20 @@ def on_lists(spec: LossSpec) -> Callable[..., Tensor]:
         for column in score.unbind(-1) if spec.logits else (score,):
             check_scores(lists, column)
         check_grades(lists, target)
+        score, target, bad = _without_nan(spec, lists, score, target)
         dtype = value_dtype(preds)
         query_weight = _checked_weight(query_weight, torch.Size((lists.num_queries,)), dtype)
         item_weight = _checked_weight(items["weight"], first.shape, dtype)
         batch = Batch(lists, score.to(dtype), target.to(dtype).clamp(min=0), item_weight)
         beyond = _beyond(spec, batch)
+        bad = beyond if bad is None else bad if beyond is None else bad | beyond
         if samples:
             explicit = torch.stack(_of(items, samples)).to(dtype)
             options |= {"gamma": explicit.squeeze(0)} if spec.noise == "gamma" else {"noise": explicit}
         value, signal = under_gumbel(spec.function, batch, **options) if spec.gumbel else spec.function(batch, **options)
         value = torch.where(signal, value, 0.0)
-        if beyond is not None:
-            value = torch.where(beyond, torch.nan, value)
+        if bad is not None:
+            value, signal = torch.where(bad, torch.nan, value), signal | bad
         return _reduce(value, signal.to(dtype), query_weight, reduction, global_mean)
 
     shared = inspect.signature(loss)
@@ -251,6 +253,19 @@ def on_lists(spec: LossSpec) -> Callable[..., Tensor]:
     loss.__module__ = "lightning_rank.functional"  # where pickle finds it
     loss.__doc__ = _doc(spec)
     return loss
+
+
+def _without_nan(spec: LossSpec, lists: Lists, score: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Where NaN is no error, since looking is not free: scores and grades without it, and the queries that had it.
+
+    Sums over flat lists would carry it into other queries, in values and gradients. The value of such a query is NaN, its
+    gradient 0.
+    """
+    if values_are_free(score):
+        return score, target, None
+    nan, bad_grade = torch.isnan(score), torch.isnan(target) | (target == torch.inf)
+    bad = lists.count((nan.any(-1) if spec.logits else nan) | bad_grade) > 0
+    return torch.where(nan, 0.0, score), torch.where(bad_grade, 0, target), bad
 
 
 def _logits(spec: LossSpec, preds: Tensor) -> tuple[Tensor, ...]:

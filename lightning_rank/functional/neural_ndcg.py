@@ -63,11 +63,12 @@ def neural_ndcg(
     ]
     dcg, gradient = (torch.cat(values) for values in zip(*parts, strict=True)) if parts else (ranked, ranked)
     with_graph = places.lists.pad(places.take(batch.score.to(ranked.dtype)))
-    value = 1 - WithGradient.apply(with_graph, dcg, gradient / temperature).sum(-1)
+    value = 1 - WithGradient.apply(with_graph, dcg, gradient / temperature, None).sum(-1)
     return value.to(batch.score.dtype), signal
 
 
-@torch.compiler.disable
+# What torch.compiler.disable does, which would load the whole compiler, a second, with this file.
+@torch._disable_dynamo
 def _dcg_with_gradient(
     score: Tensor, gains: Tensor, lengths: Tensor, discounts: Tensor, max_iter: int, tolerance: float
 ) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,8 @@ from lightning_rank.lists import PaddedLists
 # Pairs by rows that are worth one item of the near-linear method, and those that it costs in any case: measured.
 PAIRS_PER_ITEM = {"count": 120, "drop": 270, "own": 200, "delta": 1500, "both": 1500}
 PAIRS_PER_CALL = 500_000
-# Up to here all pairs are laid out at once, and the gradient may be differentiated again.
-FEW_PAIRS = 1 << 20
+# Up to here all pairs are laid out at once; where they are no more than a few, the gradient may be differentiated again.
+VERY_FEW_PAIRS, FEW_PAIRS = 1 << 15, 1 << 20
 # On a device, and under transforms: the same by the length of a list.
 SHORT = 512
 # Lists of float64 up to this length have their pairs of LambdaLoss summed one by one.
@@ -174,13 +174,22 @@ def _sum(batch: Batch, weight: PairWeight, kernel: Kernel, gain: Gain | None, me
     lists, items = ranked(batch, weight, gain, in_order=method == "near_linear")
     if method == "dense":
         return dense(weight, kernel, items)
+    again = None
     with torch.no_grad():
         fixed = items.map(Tensor.detach)
         if method == "rows":
             terms, gradient = by_rows(weight, kernel, fixed, *rows_of(weight, fixed))
+            if terms.numel() * terms.shape[-1] <= FEW_PAIRS:
+
+                def again(score: Tensor) -> Tensor:
+                    return dense(
+                        weight,
+                        kernel,
+                        replace(fixed.map(lambda x: x.to(score.dtype) if x.is_floating_point() else x), score=score),
+                    )
         else:
             terms, gradient = near_linear(weight, kernel, fixed, lists)
-    value = lists.sum(WithGradient.apply(items.score.to(terms.dtype), terms, gradient))
+    value = lists.sum(WithGradient.apply(items.score.to(terms.dtype), terms, gradient, again))
     return value.to(items.score.dtype)
 
 
@@ -195,7 +204,7 @@ def _fastest(batch: Batch, weight: PairWeight) -> str:
         return "dense"
     longest = score.shape[-1] if is_padded else int(lists.lengths.max())
     room = lists.num_queries * longest
-    if room * longest <= FEW_PAIRS:
+    if room * longest <= VERY_FEW_PAIRS:
         return "dense"
     lowest = -lists.max(-batch.grade)
     rows = score.numel() if weight.every else int(((batch.grade > lists.spread(lowest)) & lists.valid).sum())

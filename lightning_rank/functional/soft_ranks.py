@@ -17,7 +17,7 @@ from lightning_rank.functional.logistic_sums import LogisticSums, terms_for
 from lightning_rank.lists import JaggedLists, Lists, PaddedLists
 
 # What one item of the near-linear method costs, and any call of it, in pairs: measured on a CPU, forward and backward.
-PAIRS_PER_ITEM, PAIRS_PER_CALL = 100, 500_000
+PAIRS_PER_ITEM, PAIRS_PER_CALL = 100, 1_000_000
 # Pairs up to which all are kept for the gradient: on a CPU, where they should fit into its cache, and on a device.
 DENSE, DENSE_ON_DEVICE = 1 << 20, 1 << 26
 # Pairs that are laid out at a time where they are not kept.
@@ -92,7 +92,7 @@ def _method_for(lists: Lists, score: Tensor, wanted: Tensor | None) -> str:
     # Picking rows costs a copy of them.
     if 3 * rows > places and places * longest <= min(DENSE, near_linear):
         return "dense"
-    return "rows" if 2 * rows * longest <= near_linear else "near_linear"
+    return "rows" if rows * longest <= near_linear else "near_linear"
 
 
 def _unpad(lists: Lists, padded: Tensor) -> Tensor:
@@ -128,7 +128,8 @@ class _Pairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        beats = _beats(padded)
+        # In place: memory is what costs.
+        beats = (padded.unsqueeze(2) - padded.unsqueeze(1)).sigmoid_()
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(padded, weight, beats)
         rank, found = _counts(beats, weight)

@@ -18,9 +18,11 @@ How many users, how long?              ``sample_size_proportions``, ``power_prop
 Several tests at once?                 ``adjust``
 May I look before the end?             ``always_valid``, ``group_sequential_bounds``
 Which ranker is better, by query?      ``paired``
+How alike are two rankings?            ``rank_biased_overlap``, ``kendall_tau``
 =====================================  ===============================================================================
 """
 
+from lightning_rank.stats.agreement import kendall_tau, rank_biased_overlap
 from lightning_rank.stats.comparison import PairedComparison, paired
 from lightning_rank.stats.corrections import adjust
 from lightning_rank.stats.means import (
@@ -73,10 +75,12 @@ __all__ = [
     "cuped_from_moments",
     "duration",
     "group_sequential_bounds",
+    "kendall_tau",
     "min_detectable_effect",
     "non_inferior",
     "paired",
     "power_proportions",
+    "rank_biased_overlap",
     "ratio_from_moments",
     "ratio_of_means",
     "sample_ratio",

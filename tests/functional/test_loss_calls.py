@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -225,6 +226,38 @@ def test_grade_that_the_loss_does_not_know(name):
         preds.unsqueeze(0), target.unsqueeze(0)
     )
     assert values.isnan().tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("bad", ["preds", "target"])
+@pytest.mark.parametrize("layout", ["padded", "offsets"])
+@every_loss
+def test_nan_spoils_the_value_of_its_query_alone_where_looking_is_not_free(spec, layout, bad, monkeypatch):
+    preds = as_scores(spec, torch.tensor([[0.3, 1.0, -2.0], [0.2, 2.0, 0.5], [0.1, 0.2, 0.3]], dtype=F64))
+    target = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    shape = {"gamma": (3, 3), "noise": (2, 3, 3), None: ()}[spec.noise]
+    noise = {spec.noise: torch.full(shape, 0.5)} if spec.noise else {}
+    arguments = {"preds": preds, "target": target, **noise}
+    if layout == "offsets":
+        arguments = {name: value.flatten(-2) for name, value in arguments.items()}
+        arguments["preds"] = as_scores(spec, preds[..., 0] if spec.logits else preds).flatten(0, 1)
+        arguments["offsets"] = torch.tensor([0, 3, 6, 9])
+
+    def evaluated() -> tuple[Tensor, Tensor]:
+        leaf = arguments["preds"].clone().requires_grad_()
+        value = function_of(spec)(**arguments | {"preds": leaf}, reduction="none")
+        value.sum().backward()
+        return value.detach(), leaf.grad.view(3, 3, -1)
+
+    right, gradient = evaluated()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("lightning_rank") and hasattr(module, "values_are_free"):
+            monkeypatch.setattr(module, "values_are_free", lambda *_: False)
+    arguments[bad].view(3, 3, -1)[1, 0] = NAN
+    value, spoilt = evaluated()
+    assert value.isnan().tolist() == [False, True, False]
+    assert_close(value[::2], right[::2])
+    assert_close(spoilt[::2], gradient[::2])
+    assert spoilt[1].abs().max() < 1e-20
 
 
 def test_nan_weight_in_padding_is_no_error():

@@ -247,13 +247,14 @@ def test_gradcheck(name, options, method, top_k):
 
 
 @every_variant
-def test_dense_may_be_differentiated_twice(name, options):
+@pytest.mark.parametrize("method", ["dense", "rows"])
+def test_short_lists_may_be_differentiated_twice(name, options, method):
     if name == "pairwise_hinge":
         return  # piecewise linear
     preds = torch.tensor([0.4, -1.0, 2.0, 0.3], dtype=F64, requires_grad=True)
     function = getattr(functional, f"{name}_loss")
     target = torch.tensor([1.0, 0.0, 0.0, 3.0])
-    assert torch.autograd.gradgradcheck(lambda s: function(s, target, **options), (preds,))
+    assert torch.autograd.gradgradcheck(lambda s: function(s, target, method=method, **options), (preds,))
 
 
 @every_variant
@@ -343,3 +344,4 @@ def test_method_by_size():
     assert method(9_000, "both", dtype=F64) == "rows"
     assert method(11_000, "both", dtype=F64) == "near_linear"
     assert method(9_000, "both") == "near_linear"
+    assert method(500) == "rows"

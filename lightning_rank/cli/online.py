@@ -1,4 +1,4 @@
-"""The commands ``lightning-rank signals`` and ``lightning-rank experiment plan | evaluate``."""
+"""signals, experiment plan and evaluate, gate: from a search log to a verdict."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_rank.gate import decide_from_files
 from lightning_rank.online.events import NEEDED, load_polars, scan
 from lightning_rank.online.experiment import user_table
 from lightning_rank.online.plans import evaluate_files, plan_from_file
 from lightning_rank.online.signals import Signals
 from lightning_rank.stats.results import Result, jsonable
 
+KINDS = ("json", "markdown", "html")
+
 
 def run(args: Sequence[str]) -> int:
-    """Runs a command; returns the exit status.
+    """Run a command; returns the exit status, which for ``gate`` is that of its decision.
 
     Raises:
         ValueError, OSError: bad input, before anything is written.
     """
     options = _parser().parse_args(args)
-    command = {"signals": _signals, "plan": _plan, "evaluate": _evaluate}[getattr(options, "step", options.command)]
-    command(options)
-    return 0
+    commands = {"signals": _signals, "plan": _plan, "evaluate": _evaluate, "gate": _gate}
+    return commands[getattr(options, "step", options.command)](options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,10 +55,22 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--look", type=int, help="which of the planned looks this is")
     evaluate.add_argument("--mixed", choices=("refuse", "exclude"), default="refuse", help="users in two arms")
     evaluate.add_argument("--output", metavar="JSON", help="the report, for `lightning-rank gate --experiment`")
+
+    gate = commands.add_parser(
+        "gate",
+        help="ship, hold, reject or invalid, by rules and evidence",
+        description="Exit status: 0 ship, 10 hold, 11 reject, 12 invalid; 1 and 2 are errors.",
+    )
+    gate.add_argument("--config", required=True, metavar="YAML", help="options of the gate, and evidence or files of it")
+    gate.add_argument("--offline", metavar="JSON", help="a paired comparison: low and high")
+    gate.add_argument("--experiment", metavar="JSON", help="the report of `lightning-rank experiment evaluate --output`")
+    gate.add_argument("--arm", help="the treatment, where the experiment has several")
+    for kind in KINDS:
+        gate.add_argument(f"--{kind}", metavar="FILE", help=f"write the decision as {kind}")
     return parser
 
 
-def _signals(options: argparse.Namespace) -> None:
+def _signals(options: argparse.Namespace) -> int:
     signals = Signals(session_gap=options.session_gap)
     chosen = options.only or list(signals.signals)
     chosen_signals = {name: signals[name] for name in chosen}
@@ -87,22 +101,34 @@ def _signals(options: argparse.Namespace) -> None:
             raise ValueError("A row per user needs the `arm` of the users, but the log has none.")
         frame = pl.concat([pl.DataFrame(table) for table in tables])
         frame.write_parquet(options.units) if options.units.endswith(".parquet") else frame.write_csv(options.units)
+    return 0
 
 
-def _plan(options: argparse.Namespace) -> None:
+def _plan(options: argparse.Namespace) -> int:
     made = plan_from_file(options.config)
     if options.output:
         if Path(options.output).exists():
             raise FileExistsError(f"{options.output} exists: a plan that an experiment has begun with must stay.")
         made.save(options.output)
     print(made)
+    return 0
 
 
-def _evaluate(options: argparse.Namespace) -> None:
+def _evaluate(options: argparse.Namespace) -> int:
     report = evaluate_files(options.plan, *options.data, days=options.days, look=options.look, mixed=options.mixed)
     if options.output:
         _write(options.output, report.to_dict())
     print(report)
+    return 0
+
+
+def _gate(options: argparse.Namespace) -> int:
+    decision = decide_from_files(options.config, offline=options.offline, experiment=options.experiment, arm=options.arm)
+    for kind in KINDS:
+        if file := getattr(options, kind):
+            Path(file).write_text(getattr(decision, f"to_{kind}")(), encoding="utf-8")
+    print(decision)
+    return decision.exit_code
 
 
 def _plain(results: dict[str, Result]) -> dict[str, Any]:

@@ -1,9 +1,7 @@
-"""The command ``lightning-rank``: fit, validate, test and predict from a configuration file, on LightningCLI."""
+"""fit, validate, test and predict from a configuration file, on LightningCLI."""
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -149,12 +147,8 @@ def evaluate(
     return {name: value.item() for name, value in metrics.compute().items()}
 
 
-def main(args: list[str] | None = None) -> int:
-    """Entry point of the command ``lightning-rank``; returns the exit status.
-
-    ``gate`` ends with the exit code of its decision. Bad input is one line on stderr and status 1; with the environment variable
-    ``LIGHTNING_RANK_TRACEBACK`` set, a traceback.
-    """
+def run(args: list[str] | None) -> None:
+    """Run a subcommand of LightningCLI; None takes those of the process."""
     # Advice on speed that is wrong for data in memory, and a deprecation inside Lightning that no user can act on.
     for advice in (
         ".*does not have many workers.*",
@@ -162,36 +156,18 @@ def main(args: list[str] | None = None) -> int:
         ".*isinstance.treespec, LeafSpec.*",
     ):
         warnings.filterwarnings("ignore", advice)
-    given = sys.argv[1:] if args is None else args
-    try:
-        if given and given[0] in ("experiment", "signals"):
-            from lightning_rank.online import commands
-
-            return commands.run(given)
-        if given and given[0] == "gate":
-            from lightning_rank import gate
-
-            return gate.run(given[1:])
-        RankingCLI(
-            RankingModule,
-            LightningDataModule,
-            subclass_mode_data=True,
-            seed_everything_default=0,
-            trainer_defaults={"max_epochs": 50},
-            parser_kwargs={
-                "version": __version__,
-                "prog": "lightning-rank",
-                "description": "Train and evaluate rankers with PyTorch Lightning.",
-            },
-            args=args,
-        )
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        if os.environ.get("LIGHTNING_RANK_TRACEBACK"):
-            raise
-        print(f"lightning-rank: error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    RankingCLI(
+        RankingModule,
+        LightningDataModule,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        trainer_defaults={"max_epochs": 50},
+        parser_kwargs={
+            "version": __version__,
+            "prog": "lightning-rank",
+            "description": "Train and evaluate rankers with PyTorch Lightning. Files of results are judged by "
+            "'lightning-rank evaluate' and 'lightning-rank compare', experiments by 'lightning-rank signals', 'lightning-rank "
+            "experiment' and 'lightning-rank gate', which have a --help of their own.",
+        },
+        args=args,
+    )

@@ -1,0 +1,202 @@
+"""evaluate and compare: runs in files against judgements in a file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_rank.data.runs import Judgements, Run, polars
+from lightning_rank.data.tables import FORMATS, JUDGEMENT_FORMATS, read_judgements, read_run, table_kind, write_table
+from lightning_rank.data.trec import writing
+
+_DEFAULT = "ndcg@10 map mrr@10 recall@100"
+
+
+def run(args: Sequence[str]) -> None:
+    """Run ``evaluate`` or ``compare``.
+
+    Raises:
+        ValueError, OSError: bad input, before anything is written.
+    """
+    options = _parser().parse_args(args)
+    with warnings.catch_warnings():
+        warnings.showwarning = _say  # type: ignore[assignment]  # it ignores where in the code it came from
+        _run(options)
+
+
+def _run(options: argparse.Namespace) -> None:
+    for path in (options.output, options.per_query):
+        if path is not None and Path(path).exists() and not options.overwrite:
+            raise FileExistsError(f"{path} exists: choose another name, or give --overwrite.")
+    if options.per_query is not None:
+        table_kind(options.per_query)
+    if options.command == "evaluate" and options.q and options.format != "trec_eval":
+        raise ValueError("-q prints lines as trec_eval does: add --format trec_eval, or name a file by --per-query.")
+    # Loading torch takes about as long as reading a large run, which happens outside Python.
+    loading = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
+    loading.start()
+    judgements = read_judgements(
+        options.qrels, form=options.qrels_format, columns=_columns(options.qrels_columns), strict=options.strict
+    )
+    runs = _runs(options)
+    loading.join()
+    (_evaluate if options.command == "evaluate" else _compare)(options, judgements, runs)
+
+
+def _evaluate(options: argparse.Namespace, judgements: Judgements, runs: dict[str, Run]) -> None:
+    from lightning_rank.offline.evaluate import evaluate
+    from lightning_rank.offline.text import evaluations
+
+    asked = dict(_asked(options), level=options.level)
+    if options.format == "trec_eval" and options.convention is None:
+        asked["convention"] = "trec_eval"
+    results = [evaluate(judgements, run, options.metrics, **asked) for run in runs.values()]
+    if options.per_query is not None:
+        write_table(options.per_query, polars().concat([r.to_polars() for r in results]), overwrite=options.overwrite)
+    _put(evaluations(results, options.format, per_query=options.q), options)
+
+
+def _compare(options: argparse.Namespace, judgements: Judgements, runs: dict[str, Run]) -> None:
+    from lightning_rank.offline.compare import compare
+
+    result = compare(
+        judgements, runs, options.metrics, test=options.test, correction=options.correction, alpha=1 - options.level,
+        resamples=options.resamples, seed=options.seed, **_asked(options),
+    )  # fmt: skip
+    if options.per_query is not None:
+        rows = polars().concat([r.to_polars() for r in result.evaluations.values()])
+        write_table(options.per_query, rows, overwrite=options.overwrite)
+    text = result.text(options.format)
+    if options.format == "table":
+        for agreement in result.agreements:
+            worst = result.worst(options.worst, candidate=agreement.candidate, shown=options.shown)
+            text += "".join(f"\n\n{agreement.candidate}, lost: {change}" for change in worst)
+    _put(text, options)
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    convention = None if options.convention == "lightning_rank" else options.convention
+    asked = {name: getattr(options, name) for name in ("missing", "depth", "min_relevance")} | {"convention": convention}
+    given = {
+        name: getattr(options, name) for name in ("gain", "ties", "p", "denominator", "max_grade", "empty_target_action")
+    }
+    return asked | {name: value for name, value in given.items() if value is not None}
+
+
+def _runs(options: argparse.Namespace) -> dict[str, Run]:
+    columns = _columns(options.run_columns)
+    runs: dict[str, Run] = {}
+    for text in options.run:
+        name, path = text.split("=", 1) if "=" in text and not Path(text).exists() else (None, text)
+        if name is None and Path(path).name.removesuffix(".gz") in runs:
+            name = path
+        run = read_run(path, form=options.run_format, columns=columns, name=name, strict=options.strict)
+        if run.name in runs:
+            raise ValueError(f"Two runs are called {run.name!r}: give each a name of its own, --run NAME=FILE.")
+        runs[run.name] = run
+    return runs
+
+
+def _columns(text: str | None) -> dict[str, str]:
+    if not text:
+        return {}
+    pairs = [part.partition("=") for part in text.split(",")]
+    if bad := [part for part, equals, column in pairs if not equals or not column]:
+        raise ValueError(f"Columns are named as query=q,document=d, got {bad[0]!r} in {text!r}.")
+    return {part.strip(): column.strip() for part, _, column in pairs}
+
+
+def _put(text: str, options: argparse.Namespace) -> None:
+    if options.output is None:
+        print(text)
+        return
+    with writing(options.output, overwrite=options.overwrite) as file:
+        file.write(f"{text}\n".encode())
+
+
+def _say(message: Warning | str, *_: Any) -> None:
+    print(f"lightning-rank: warning: {message}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    # Choices are checked where they mean something, which says more; their lists would need torch here.
+    parser = argparse.ArgumentParser(prog="lightning-rank", description="Judge runs in files.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    evaluate = commands.add_parser("evaluate", help="measures of runs", description=_EVALUATE, **how)
+    compare = commands.add_parser("compare", help="runs against a baseline", description=_COMPARE, **how)
+    for command, formats in (
+        (evaluate, ("table", "markdown", "latex", "json", "trec_eval")),
+        (compare, ("table", "markdown", "latex", "json")),
+    ):
+        files = command.add_argument_group("files")
+        files.add_argument("--qrels", required=True, metavar="FILE", help="the judgements")
+        files.add_argument(
+            "--run", required=True, action="append", metavar="[NAME=]FILE",
+            help="a run; again for another" + (" (the first is the baseline)" if command is compare else ""),
+        )  # fmt: skip
+        files.add_argument(
+            "--qrels-format", choices=JUDGEMENT_FORMATS, help="kind of the judgements; by the file's name and first line"
+        )
+        files.add_argument("--run-format", choices=FORMATS, help="kind of the runs; by the file's name and first line")
+        files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
+        files.add_argument(
+            "--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table"
+        )
+        files.add_argument("--strict", action="store_true", help="refuse repeated documents and judgements")
+        what = command.add_argument_group("measures")
+        what.add_argument("--metrics", nargs="+", default=[_DEFAULT], metavar="NAME", help=f"by default {_DEFAULT}")
+        what.add_argument("--convention", metavar="TOOL", help="options of a tool, such as trec_eval")
+        what.add_argument(
+            "--missing", default="zero", metavar="zero|skip|error", help="what a query counts that a run misses"
+        )
+        what.add_argument("--depth", "-M", type=int, metavar="N", help="documents of each query that count, after sorting")
+        what.add_argument(
+            "--min-relevance", "-l", type=float, default=1, metavar="GRADE", help="relevant from this grade on"
+        )
+        what.add_argument("--level", type=float, default=0.95, help="of the intervals")
+        for name, values in (
+            ("gain", "exp2|linear"), ("ties", "average|stable|optimistic|pessimistic"), ("denominator", "relevant|cutoff|hits"),
+            ("empty-target-action", "neg|pos|skip|error"),
+        ):  # fmt: skip
+            what.add_argument(f"--{name}", metavar=values)
+        what.add_argument("--p", type=float, help="persistence of rbp")
+        what.add_argument("--max-grade", type=float, help="best grade there is, for err")
+        if command is compare:
+            test = command.add_argument_group("test")
+            test.add_argument("--test", default="t", metavar="t|randomization|bootstrap|wilcoxon")
+            test.add_argument("--correction", default="holm", metavar="holm|bonferroni|hochberg|bh|by")
+            test.add_argument("--resamples", type=int, default=9999)
+            test.add_argument("--seed", type=int, default=0)
+        out = command.add_argument_group("output")
+        out.add_argument("--format", choices=formats, default="table")
+        out.add_argument("--output", metavar="FILE", help="instead of printing")
+        out.add_argument("--per-query", metavar="FILE", help="values of each query, as .csv, .tsv, .parquet or .jsonl")
+        out.add_argument("--overwrite", action="store_true", help="replace files that exist")
+        if command is compare:
+            out.add_argument("--worst", type=int, default=3, metavar="N", help="queries shown that lost most")
+            out.add_argument("--shown", type=int, default=10, metavar="K", help="ranks shown of each")
+        else:
+            out.add_argument("-q", action="store_true", help="lines of each query too, with --format trec_eval")
+    return parser
+
+
+_FILES = """
+Files are TREC runs and qrels, MS MARCO runs, CSV, TSV, Parquet or JSON lines, plain or gzip; LETOR files serve as
+judgements.
+"""
+_EVALUATE = f"""Measures of runs, with intervals and the counts that must be known to read them.
+{_FILES}
+  lightning-rank evaluate --qrels qrels.txt --run bm25.txt --metrics ndcg@10 map
+  lightning-rank evaluate --qrels qrels.txt --run bm25.txt --metrics all_trec --format trec_eval -q
+"""
+_COMPARE = f"""Runs against a baseline: differences with intervals, corrected p, and the queries that lost most.
+{_FILES}
+  lightning-rank compare --qrels qrels.txt --run baseline=bm25.txt --run candidate=dense.txt
+"""

@@ -1,0 +1,1 @@
+"""Rankers judged from files: runs against judgements, and runs against one another."""

@@ -1,0 +1,61 @@
+"""Results as figures of matplotlib (the extra ``plot``)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightning_rank.offline.compare import Comparison
+    from lightning_rank.offline.evaluate import Evaluation
+
+# Told apart also without colour vision.
+WIN, LOSS = "#0072b2", "#d55e00"
+
+
+def intervals(result: Evaluation) -> Figure:
+    """The means with their intervals; what is no mean is left out."""
+    found = [(name, estimate) for name, estimate in result.summary.items() if not math.isnan(estimate.low)]
+    if not found:
+        raise ValueError("There is nothing to draw: no measure is a mean over two queries or more.")
+    figure, axes = _figure(1 + 0.35 * len(found))
+    for place, (_, estimate) in enumerate(found):
+        ends = [[estimate.value - estimate.low], [estimate.high - estimate.value]]
+        axes.errorbar([estimate.value], [place], xerr=ends, fmt="o", color=WIN, capsize=3)
+    axes.set_yticks(range(len(found)), [name for name, _ in found])
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set(title=result.run or "run", xlabel=f"mean and {result.level * 100:g} % interval")
+    return figure
+
+
+def differences(result: Comparison, measure: str | None, candidate: str | None) -> Figure:
+    """A bar per query, candidate - baseline, from the largest down; the mean and its interval across."""
+    of = result[(measure or result.differences[0].measure, candidate or result.differences[0].candidate)]
+    old, new = (result.evaluations[name].per_query(of.measure) for name in (of.baseline, of.candidate))
+    bars = np.array(sorted((new[query] - old[query] for query in old if query in new), reverse=True))
+    better = 1 if result.measure(of.measure).higher_is_better else -1
+    figure, axes = _figure(3.6)
+    axes.bar(np.arange(len(bars)), bars, width=1, color=np.where(bars * better > 0, WIN, LOSS))
+    axes.axhspan(of.result.low, of.result.high, color="0.5", alpha=0.3)
+    axes.axhline(of.result.difference, color="0.2", linestyle="--")
+    axes.set(
+        title=f"{of.measure}: {of.candidate} - {of.baseline}, mean {of.result.difference:+.4f}",
+        xlabel=f"queries: {of.wins:,} won, {of.result.ties:,} tied, {of.losses:,} lost", ylabel="difference",
+    )  # fmt: skip
+    return figure
+
+
+def _figure(height: float) -> tuple[Figure, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("Plots need matplotlib: pip install 'lightning-rank[plot]'.") from error
+    figure = Figure(figsize=(6, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    return figure, axes
