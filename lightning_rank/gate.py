@@ -391,18 +391,21 @@ def decide_from_files(
     offline: str | Path | None = None,
     experiment: str | Path | None = None,
     arm: str | None = None,
+    metric: str | None = None,
 ) -> GateDecision:
     """The decision of a gate whose YAML file has, beside its options, its ``evidence``: fields, or files of them.
 
     Each of ``offline online guardrails sample_ratio days n novelty deviations`` under ``evidence`` is a value, a mapping of fields
     (of guardrails: by name) or the path of a JSON file that holds one, seen from the folder of the configuration. So is
     ``evidence`` as a whole. ``experiment`` is a report of ``lightning-rank experiment evaluate``, which holds all but
-    ``offline``; what the configuration does not say of margins, level and users is then as planned.
+    ``offline``; what the configuration does not say of margins, level and users is then as planned. ``offline`` may be what
+    ``lightning-rank compare --format json`` wrote.
 
     Args:
         config: the file.
         offline, experiment: files of evidence, before those of the configuration.
         arm: the treatment of the report, where it has several.
+        metric: the metric of the comparison, where it has several.
 
     Raises:
         ValueError: an unknown option or kind of evidence; see ``Gate.decide``.
@@ -413,12 +416,15 @@ def decide_from_files(
     if not isinstance(evidence, Mapping):
         raise ValueError(f"`evidence` must be a mapping of {', '.join(_EVIDENCE)} or experiment, got {evidence!r}.")
     found = dict(evidence)
-    named = found.pop("arm", None)
-    arm = named if arm is None else arm
+    named = {name: found.pop(name, None) for name in ("arm", "metric")}
+    arm = named["arm"] if arm is None else arm
+    metric = named["metric"] if metric is None else metric
     for name, file in (("offline", offline), ("experiment", experiment)):
         if file is not None:
             found[name] = str(Path(file).absolute())
     found = {name: _from_file(value, path.parent) for name, value in found.items()}
+    if isinstance(found.get("offline"), Mapping) and "differences" in found["offline"]:
+        found["offline"] = _of_comparison(found["offline"]["differences"], metric)
     report = found.pop("experiment", None)
     if report is not None:
         try:
@@ -438,6 +444,17 @@ def decide_from_files(
     if isinstance(found.get("guardrails"), Mapping):
         found["guardrails"] = {name: _from_file(value, path.parent) for name, value in found["guardrails"].items()}
     return Gate.from_config(options).decide(**found)
+
+
+def _of_comparison(differences: Sequence[Mapping[str, Any]], metric: str | None) -> Any:
+    """The one paired test of a comparison of runs that is meant."""
+    chosen = [one for one in differences if metric in (None, one["measure"])]
+    if len(chosen) != 1:
+        have = ", ".join(f"{one['measure']} of {one['candidate']}" for one in differences)
+        raise ValueError(
+            f"The comparison must have one difference of `metric` {metric!r}, of one candidate; it has {have}."
+        )
+    return chosen[0]["test"]
 
 
 def _from_file(value: Any, folder: Path) -> Any:

@@ -82,6 +82,31 @@ def test_from_a_log_to_a_verdict(folder, capsys):
     assert (folder / "g.html").read_text().startswith("<!doctype html>")
 
 
+def test_a_comparison_of_runs_is_the_offline_evidence(folder, capsys):
+    generator = np.random.default_rng(0)
+    lines = {"qrels": [], "old": [], "new": []}
+    for query in range(30):
+        lines["qrels"] += [f"{query} 0 d{i} {int(i == 0)}" for i in range(5)]
+        for name, noise in (("old", 2.0), ("new", 0.2)):
+            scores = (np.arange(5) == 0) + noise * generator.normal(size=5)
+            order = np.argsort(-scores)
+            lines[name] += [f"{query} Q0 d{i} {rank} {scores[i]} {name}" for rank, i in enumerate(order, 1)]
+    for name, text in lines.items():
+        (folder / f"{name}.txt").write_text("\n".join(text) + "\n")
+    command = "compare --qrels qrels.txt --run old=old.txt --run new=new.txt --metrics ndcg@10 map --format json"
+    assert run(f"{command} --output offline.json") == 0
+    expected = json.loads((folder / "offline.json").read_text())["differences"][1]["test"]
+    (folder / "gate.yaml").write_text("tolerance: 0.01")
+    assert run("gate --config gate.yaml --offline offline.json --metric map --json g.json") == 10
+    checks = {check["name"]: check for check in json.loads((folder / "g.json").read_text())["checks"]}
+    assert checks["offline"]["verdict"] == "pass"
+    assert checks["offline"]["numbers"] == {"low": expected["low"], "high": expected["high"]}
+    capsys.readouterr()
+    for metric in ("", " --metric mrr"):
+        assert run(f"gate --config gate.yaml --offline offline.json{metric}") == 1
+        assert "it has ndcg@10 of new, map of new" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "status"),
     [

@@ -62,9 +62,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Exit status: 0 ship, 10 hold, 11 reject, 12 invalid; 1 and 2 are errors.",
     )
     gate.add_argument("--config", required=True, metavar="YAML", help="options of the gate, and evidence or files of it")
-    gate.add_argument("--offline", metavar="JSON", help="a paired comparison: low and high")
+    gate.add_argument(
+        "--offline", metavar="JSON", help="what `lightning-rank compare --format json` wrote, or low and high"
+    )
     gate.add_argument("--experiment", metavar="JSON", help="the report of `lightning-rank experiment evaluate --output`")
     gate.add_argument("--arm", help="the treatment, where the experiment has several")
+    gate.add_argument("--metric", help="the metric, where the comparison has several")
     for kind in KINDS:
         gate.add_argument(f"--{kind}", metavar="FILE", help=f"write the decision as {kind}")
     return parser
@@ -123,7 +126,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _gate(options: argparse.Namespace) -> int:
-    decision = decide_from_files(options.config, offline=options.offline, experiment=options.experiment, arm=options.arm)
+    given = {name: getattr(options, name) for name in ("offline", "experiment", "arm", "metric")}
+    decision = decide_from_files(options.config, **given)
     for kind in KINDS:
         if file := getattr(options, kind):
             Path(file).write_text(getattr(decision, f"to_{kind}")(), encoding="utf-8")
