@@ -18,6 +18,7 @@ FLOORS = (
     ("metrics", "losses", "models", "data", "online", "explain", "advise", "report"),
     ("offline",),
     ("callbacks", "module", "datamodule", "gate"),
+    ("callbacks_gate",),
     ("pytorch_lightning", "lightning"),  # the third floor, joined to each Lightning package
     ("cli", "__init__"),
 )
@@ -113,6 +114,17 @@ def test_core_needs_torch_and_torchmetrics_alone():
     assert len(core) >= 4
     # matplotlib is imported when something is drawn, as torchmetrics does.
     assert third_parties(core) <= {"torch", "torchmetrics", "matplotlib"}
+
+
+def test_online_evaluation_needs_no_torch():
+    online = {module for module in MODULES if unit_of(module) in ("stats", "online", "gate")}
+    assert len(online) > 15
+    # All but numpy when something is first asked of them.
+    assert third_parties(online) <= {"numpy", "scipy", "polars", "yaml"}
+    heavy = ("torch", "scipy", "polars", "yaml")
+    code = f"import sys, lightning_rank.online, lightning_rank.gate; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
