@@ -6,10 +6,19 @@ import pytorch_lightning as pl
 
 from lightning_rank.callbacks import PredictionWriterMixin, RankingMonitorMixin
 from lightning_rank.callbacks_gate import ReleaseGateMixin
+from lightning_rank.callbacks_retrieval import RetrievalMonitorMixin
 from lightning_rank.datamodule import LetorDataModuleMixin, SyntheticDataModuleMixin
 from lightning_rank.module import RankingModuleMixin
 
-__all__ = ["LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "ReleaseGate", "SyntheticDataModule"]
+__all__ = [
+    "LetorDataModule",
+    "PredictionWriter",
+    "RankingModule",
+    "RankingMonitor",
+    "ReleaseGate",
+    "RetrievalMonitor",
+    "SyntheticDataModule",
+]
 
 
 class RankingMonitor(RankingMonitorMixin, pl.Callback):
@@ -22,6 +31,10 @@ class PredictionWriter(PredictionWriterMixin, pl.Callback):
 
 class ReleaseGate(ReleaseGateMixin, pl.Callback):
     __doc__ = ReleaseGateMixin.__doc__
+
+
+class RetrievalMonitor(RetrievalMonitorMixin, pl.Callback):
+    __doc__ = RetrievalMonitorMixin.__doc__
 
 
 class RankingModule(RankingModuleMixin, pl.LightningModule):
