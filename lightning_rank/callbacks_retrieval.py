@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_rank.callbacks import RankingMonitorMixin
-from lightning_rank.functional.retrieval import ITEMS, ItemLists, best_in_blocks, check_embeddings, item_lists
+from lightning_rank.functional.retrieval import ITEMS, QUERIES, ItemLists, best, check_embeddings, item_lists
 
 
 class RetrievalMonitorMixin(RankingMonitorMixin):
@@ -143,49 +143,41 @@ class RetrievalMonitorMixin(RankingMonitorMixin):
 
 
 def _retrieved(inputs: dict[str, Tensor], item: Tensor, number: int) -> Iterator[dict[str, Any]]:
-    """What a metric is updated with, some queries at a time: the first items of each, and the grades of all relevant ones."""
+    """What a metric is updated with: the first items of each query, and the grades of all that are relevant."""
     query = inputs["query"]
     check_embeddings("query", query, like=item)
     sizes = len(query), len(item)
     relevant = item_lists(
         "relevant", inputs["relevant"], inputs.get("relevant_mask"), inputs.get("relevant_offsets"), *sizes
     )
-    grade = _grades(inputs, relevant)
+    judged = _Judged(relevant, _grades(inputs, relevant), *sizes)
     seen = None
     if "seen" in inputs:
         seen = item_lists("seen", inputs["seen"], inputs.get("seen_mask"), inputs.get("seen_offsets"), *sizes)
+    if not len(query):
+        return
+
+    def update(rows: Tensor, scores: Tensor, items: Tensor, mask: Tensor) -> dict[str, Any]:
+        target = judged.grade_of(rows, items).masked_fill(~mask, 0)
+        indexes = inputs["indexes"][rows] if "indexes" in inputs else None
+        ideal = {"ideal": judged.padded[rows], "ideal_mask": judged.mask[rows]}
+        return {"preds": scores, "target": target, "mask": mask, "indexes": indexes, **ideal}
+
     query = query.to(item.dtype)
     # One more than asked for tells whether the last place is tied.
-    for first, scores, items in best_in_blocks(query, item, number + 1, seen):
-        rows = torch.arange(first, first + len(scores), device=scores.device)
-        judged = _Judged(relevant, grade, first, len(scores), len(item))
-        tied = (scores[:, number - 1] == scores[:, number]) & (scores[:, number] > -torch.inf)
-        whole = tied.nonzero()[:, 0]
-        single = (~tied).nonzero()[:, 0]
-        if len(single):
-            found, score = items[single, :number], scores[single, :number]
-            yield _update_of(inputs, rows[single], judged, single, score, found, found >= 0)
-        # The others are ranked whole, so that what is tied counts by its expectation.
-        for part in whole.split(max(1, ITEMS * 64 // max(len(item), 1))):
-            score = query[rows[part]] @ item.T
-            free = torch.ones_like(score, dtype=torch.bool)
-            if seen is not None:
-                hidden, row = seen.of(first, len(scores))
-                place = torch.full((len(scores),), -1, device=row.device).index_copy(
-                    0, part, torch.arange(len(part), device=row.device)
-                )[row]
-                free[place[place >= 0], hidden[place >= 0]] = False
-            found = torch.arange(len(item), device=score.device).expand_as(score)
-            yield _update_of(inputs, rows[part], judged, part, score, found, free)
-
-
-def _update_of(
-    inputs: dict[str, Tensor], rows: Tensor, judged: _Judged, places: Tensor, score: Tensor, found: Tensor, mask: Tensor
-) -> dict[str, Any]:
-    ideal, ideal_mask = judged.ideal(places)
-    indexes = inputs["indexes"][rows] if "indexes" in inputs else None
-    target = judged.grade_of(places, found).masked_fill(~mask, 0)
-    return {"preds": score, "target": target, "mask": mask, "indexes": indexes, "ideal": ideal, "ideal_mask": ideal_mask}
+    scores, items = best(query, item, number + 1, seen)
+    tied = (scores[:, number - 1] == scores[:, number]) & (scores[:, number] > -torch.inf)
+    rows = (~tied).nonzero()[:, 0]
+    if len(rows):
+        scores, items = scores[rows, :number], items[rows, :number]
+        yield update(rows, scores, items, items >= 0)
+    # The others are ranked whole, so that what is tied counts by its expectation.
+    for rows in tied.nonzero()[:, 0].split(max(1, QUERIES * ITEMS // max(len(item), 1) // 8)):
+        scores = query[rows] @ item.T
+        free = torch.ones_like(scores, dtype=torch.bool)
+        for place, row in enumerate(rows.tolist() if seen is not None else []):
+            free[place, seen.of(row, 1)[0]] = False  # type: ignore[union-attr]  # there are rows only where it is not None
+        yield update(rows, scores, torch.arange(len(item), device=scores.device).expand_as(scores), free)
 
 
 def _grades(inputs: dict[str, Tensor], relevant: ItemLists) -> Tensor:
@@ -200,34 +192,32 @@ def _grades(inputs: dict[str, Tensor], relevant: ItemLists) -> Tensor:
 
 
 class _Judged:
-    """The relevant items of some queries, and their grades."""
+    """The relevant items of queries and their grades.
 
-    def __init__(self, relevant: ItemLists, grade: Tensor, first: int, number: int, num_items: int) -> None:
-        items, row = relevant.of(first, number)
-        start = int(relevant.offsets[first])
+    Attributes:
+        padded: ``[query, N]`` the grades of each query's items.
+        mask: ``[query, N]``, False is padding.
+    """
+
+    def __init__(self, relevant: ItemLists, grade: Tensor, num_queries: int, num_items: int) -> None:
+        items, row = relevant.of(0, num_queries)
         self._num_items = num_items
         # Sorted by query and item.
         self._keys, order = (row * num_items + items).sort()
         twice = (self._keys[1:] == self._keys[:-1]).nonzero()[:, 0]
         if len(twice):
             query, item = divmod(int(self._keys[twice[0]]), num_items)
-            raise ValueError(f"A query's `relevant` items must differ: item {item} came twice for query {first + query}.")
-        self._grade = grade[start : start + len(items)][order]
-        count = relevant.offsets[first : first + number + 1].diff()
-        width = max(int(count.max()), 1)
-        place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
-        self._padded = grade.new_zeros(number, width)
-        self._padded[row, place] = self._grade
-        self._mask = torch.arange(width, device=row.device) < count[:, None]
+            raise ValueError(f"A query's `relevant` items must differ: item {item} came twice for query {query}.")
+        self._grade = grade[order]
+        count = relevant.offsets.diff()
+        width = max(int(count.max()) if num_queries else 0, 1)
+        self.mask = torch.arange(width, device=row.device) < count[:, None]
+        self.padded = grade.new_zeros(num_queries, width).masked_scatter(self.mask, grade)
 
-    def ideal(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Grades of all relevant items of some queries, padded, and their mask."""
-        return self._padded[places], self._mask[places]
-
-    def grade_of(self, places: Tensor, items: Tensor) -> Tensor:
-        """The grades of items ``[len(places), N]``; 0 for one that is not relevant."""
+    def grade_of(self, rows: Tensor, items: Tensor) -> Tensor:
+        """The grades of items ``[len(rows), N]`` of these queries; 0 for one that is not relevant."""
         if not len(self._keys):
             return torch.zeros(items.shape, device=items.device)
-        keys = places[:, None] * self._num_items + items
+        keys = rows[:, None] * self._num_items + items
         at = torch.searchsorted(self._keys, keys).clamp(max=len(self._keys) - 1)
         return torch.where(self._keys[at] == keys, self._grade[at], 0.0)

@@ -135,7 +135,7 @@ def catalogue(sizes: list[int], threads: int, rounds: int) -> None:
         [side, f"{wall:.2f} s ({cpu:.2f})", f"{wall / least[0]:.2f} ({cpu / least[1]:.2f})", f"{extra / MIB:.0f} MiB"]
         for side, (wall, cpu, extra) in found.items()
     ]
-    title = f"{sizes[0]:,} users x {sizes[1]:,} items, {sizes[2]} dimensions, top 100, threads: {threads}, torch {torch.__version__}"
+    title = f"{sizes[0]:,} users x {sizes[1]:,} items, {sizes[2]} dimensions, top 100, threads: {threads}"
     print_table(title, ["", "time (CPU)", "over the products", "memory"], rows)
 
 

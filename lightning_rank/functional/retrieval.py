@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from lightning_rank.conventions import check_top_k, value_dtype
 
 # Queries, and items of the catalogue, whose scores are laid out at a time: up to 64 MiB in float32.
 QUERIES, ITEMS = 256, 2**16
-# Items of one matrix product, whose scores are looked through while they are in the processor's cache.
+# Items of one matrix product, whose scores are looked through while they are in the processor's cache; a power of 2.
 BLOCK = 2048
 # Items of a fine group, and fine groups of a coarse one.
 GROUP = 8
@@ -74,14 +73,7 @@ def top_items(
     lists = None if seen is None else item_lists("seen", seen, seen_mask, seen_offsets, len(query), len(item))
     if seen is None and (seen_mask is not None or seen_offsets is not None):
         raise ValueError("`seen_mask` or `seen_offsets` was given without `seen`.")
-    number = min(top_k, len(item))
-    found = [part for _, *part in best_in_blocks(query, item, number, lists)]
-    if not found:
-        return query.new_zeros((0, number), dtype=value_dtype(query)), torch.zeros(
-            (0, number), dtype=torch.int64, device=query.device
-        )
-    scores, items = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return scores, items
+    return best(query, item, min(top_k, len(item)), lists)
 
 
 def check_embeddings(name: str, values: Tensor, like: Tensor | None = None) -> None:
@@ -147,18 +139,18 @@ def item_lists(
 
 
 @torch.no_grad()
-def best_in_blocks(
-    query: Tensor, item: Tensor, number: int, seen: ItemLists | None
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Some queries at a time: the first of them, and scores and items ``[query, number]`` as ``top_items`` returns them."""
+def best(query: Tensor, item: Tensor, number: int, seen: ItemLists | None) -> tuple[Tensor, Tensor]:
+    """Scores and items, ``[query, number]``, as ``top_items`` returns them, but also for more than there are."""
     dtype = value_dtype(query)
     query, item = query.to(dtype), item.to(dtype)
     size = min(len(query), QUERIES) * min(-(-len(item) // BLOCK) * BLOCK, ITEMS)
     memory = query.new_empty(size)  # once: fresh pages cost as much as the products
+    all_scores = query.new_full((len(query), number), -torch.inf)
+    all_items = torch.full((len(query), number), -1, device=query.device)
     for first in range(0, len(query), QUERIES):
         rows = query[first : first + QUERIES]
         hidden = None if seen is None else seen.of(first, len(rows))
-        scores = items = None
+        scores, items = all_scores[first : first + QUERIES], all_items[first : first + QUERIES]
         for start in range(0, len(item), ITEMS):
             chunk = item[start : start + ITEMS]
             here = hidden
@@ -166,19 +158,11 @@ def best_in_blocks(
                 inside = (hidden[0] >= start) & (hidden[0] < start + len(chunk))
                 here = hidden[0][inside] - start, hidden[1][inside]
             new_scores, new_items = _best_of_chunk(rows, chunk, number, here, memory)
-            new_items = new_items + start
-            if scores is None or items is None:
-                scores, items = new_scores, new_items
-            else:
-                both = torch.cat([scores, new_scores], 1)
-                scores, place = both.topk(min(number, both.shape[1]), 1)
-                items = torch.cat([items, new_items], 1).gather(1, place)
-        if scores is None or items is None:  # no item at all
-            scores, items = rows.new_zeros(len(rows), 0), rows.new_zeros((len(rows), 0), dtype=torch.int64)
-        if (lacking := number - scores.shape[1]) > 0:
-            scores = torch.nn.functional.pad(scores, (0, lacking), value=-torch.inf)
-            items = torch.nn.functional.pad(items, (0, lacking))
-        yield first, scores, items.masked_fill(scores == -torch.inf, -1)
+            if start:
+                new_scores, place = torch.cat([scores, new_scores], 1).topk(number, 1)
+                new_items = torch.cat([items, new_items + start], 1).gather(1, place)
+            scores[:, : new_scores.shape[1]], items[:, : new_items.shape[1]] = new_scores, new_items
+    return all_scores, all_items.masked_fill_(all_scores == -torch.inf, -1)
 
 
 def _best_of_chunk(
@@ -194,13 +178,14 @@ def _best_of_chunk(
     scores = memory[: blocks * n * BLOCK].view(blocks, n, BLOCK)
     fine = query.new_empty(blocks, n, BLOCK // GROUP)
     coarse = query.new_empty(blocks, n, BLOCK // GROUP**2)
+    hidden, ends = (None, []) if seen is None else _by_block(*seen, blocks)
     for b in range(blocks):
         part = item[b * BLOCK : (b + 1) * BLOCK]
         torch.mm(query, part.T, out=scores[b, :, : len(part)])
-        scores[b, :, len(part) :] = -torch.inf
-        if seen is not None:
-            here = (seen[0] // BLOCK == b).nonzero()[:, 0]
-            scores[b].view(-1).index_fill_(0, seen[1][here] * BLOCK + seen[0][here] % BLOCK, -torch.inf)
+        if len(part) < BLOCK:
+            scores[b, :, len(part) :] = -torch.inf
+        if hidden is not None:
+            scores[b].view(-1).index_fill_(0, hidden[ends[b] : ends[b + 1]], -torch.inf)
         # The items of a group are not neighbours: a maximum over the outer of two axes is much the faster one.
         torch.amax(scores[b].view(n, GROUP, -1), 1, out=fine[b])
         torch.amax(fine[b].view(n, GROUP, -1), 1, out=coarse[b])
@@ -223,19 +208,27 @@ def _best_of_chunk(
     padded = values.new_full((n, width), -torch.inf)
     padded.view(-1).index_copy_(0, row * width + place, values)
     items = at.new_zeros(n, width)
-    items.view(-1).index_copy_(0, row * width + place, at // (n * BLOCK) * BLOCK + at % BLOCK)
+    items.view(-1).index_copy_(0, row * width + place, at // (n * BLOCK) * BLOCK + (at & (BLOCK - 1)))
     values, place = padded.topk(min(number, width), 1)
     return values, items.gather(1, place)
 
 
+def _by_block(items: Tensor, query: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
+    """Places of items in the ``[n, BLOCK]`` of their block, block by block, and where each block starts and ends."""
+    block, order = (items // BLOCK).sort()
+    ends = torch.searchsorted(block, torch.arange(blocks + 1, device=block.device))
+    return (query * BLOCK + items % BLOCK)[order], ends.tolist()
+
+
 def _in_memory(row: Tensor, column: Tensor, n: int, width: int) -> Tensor:
     """Where ``[block, n, width]`` has the column of a row, columns counted through all blocks."""
-    return (column // width * n + row) * width + column % width
+    shift = width.bit_length() - 1  # a power of 2; a shift is much the faster division
+    return (((column >> shift) * n + row) << shift) + (column & (width - 1))
 
 
 def _members(at: Tensor, width: int) -> Tensor:
     """``[..., GROUP]``: the places of the members of groups, from the places of the groups in ``[block, n, width]``."""
-    first = at // width * (width * GROUP) + at % width
+    first = at + (at >> (width.bit_length() - 1)) * (width * GROUP - width)
     return first.unsqueeze(-1) + torch.arange(0, width * GROUP, width, device=at.device)
 
 
