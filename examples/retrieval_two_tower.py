@@ -132,7 +132,7 @@ class TwoTowers(Recommender):
         return self.loss(self.user_embeddings(user), self.item_embeddings(item), item_ids=item, log_q=self.log_q[item])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=3e-3, weight_decay=0.1)
+        return torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=0.1)
 
 
 def main() -> None:
@@ -140,10 +140,11 @@ def main() -> None:
     parser.add_argument("--ratings", help="CSV, TSV, Parquet or JSON lines with user, item, rating, time")
     parser.add_argument("--users", type=int, default=3000, help="users to generate without --ratings")
     parser.add_argument("--items", type=int, default=2000, help="items to generate without --ratings")
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=25)
     args = parser.parse_args()
     warnings.filterwarnings("ignore", ".*does not have many workers.*|The number of training batches.*")
 
+    torch.set_num_threads(1)  # matrices this small are slower on several
     pl.seed_everything(0, verbose=False)
     data = Interactions(read_ratings(args.ratings) if args.ratings else generated(args.users, args.items))
     count = torch.bincount(data.past[:, 1], minlength=data.num_items)
