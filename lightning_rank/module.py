@@ -78,7 +78,7 @@ class RankingModuleMixin:
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         preds = self(batch["features"], batch["mask"])
         loss = self.loss(preds, batch["target"], mask=batch["mask"])
-        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(preds), prog_bar=True)
+        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(preds), prog_bar=True, sync_dist=True)
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:

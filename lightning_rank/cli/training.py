@@ -86,11 +86,10 @@ class RankingCLI(LightningCLI):
         best = getattr(trainer.checkpoint_callback, "best_model_path", "")
         if has_test:
             trainer.test(self.model, datamodule=data, ckpt_path=best or None, verbose=False)
-        self._say_results(best, has_test)
+        self._say_results(best, has_test, trainer.log_dir)  # all processes agree on the folder, so each must ask
 
     @rank_zero_only
-    def _say_results(self, best: str, has_test: bool) -> None:
-        log_dir = self.trainer.log_dir
+    def _say_results(self, best: str, has_test: bool, log_dir: str | None) -> None:
         if has_test:
             self._print_test_table()
         else:
@@ -117,6 +116,7 @@ class RankingCLI(LightningCLI):
         monitor = self._monitor(trainer.callbacks)
         data = self.datamodule.splits["test"]
         metrics = monitor.new_metrics()
+        metrics.distributed_available_fn = lambda: False  # this process alone looks at the whole of the data
         keys = dict(zip(metrics.names, monitor.logged_keys("test"), strict=False))
         columns = {
             "random order": evaluate(data, lambda batch: torch.zeros_like(batch["target"]), metrics),
