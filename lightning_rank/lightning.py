@@ -6,14 +6,27 @@ import lightning.pytorch as pl
 
 from lightning_rank.callbacks import PredictionWriterMixin, RankingMonitorMixin
 from lightning_rank.callbacks_gate import ReleaseGateMixin
+from lightning_rank.callbacks_report import RankingReportMixin
 from lightning_rank.datamodule import LetorDataModuleMixin, SyntheticDataModuleMixin
 from lightning_rank.module import RankingModuleMixin
 
-__all__ = ["LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "ReleaseGate", "SyntheticDataModule"]
+__all__ = [
+    "LetorDataModule",
+    "PredictionWriter",
+    "RankingModule",
+    "RankingMonitor",
+    "RankingReport",
+    "ReleaseGate",
+    "SyntheticDataModule",
+]
 
 
 class RankingMonitor(RankingMonitorMixin, pl.Callback):
     __doc__ = RankingMonitorMixin.__doc__
+
+
+class RankingReport(RankingReportMixin, pl.Callback):
+    __doc__ = RankingReportMixin.__doc__
 
 
 class PredictionWriter(PredictionWriterMixin, pl.Callback):

@@ -18,7 +18,7 @@ FLOORS = (
     ("metrics", "losses", "models", "data", "online", "explain", "advise", "report"),
     ("offline",),
     ("callbacks", "module", "datamodule", "gate"),
-    ("callbacks_gate",),
+    ("callbacks_gate", "callbacks_report"),
     ("pytorch_lightning", "lightning"),  # the third floor, joined to each Lightning package
     ("cli", "__init__"),
 )

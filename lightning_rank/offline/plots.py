@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from lightning_rank.stats.comparison import TIE, PairedComparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,16 +39,36 @@ def differences(result: Comparison, measure: str | None, candidate: str | None) 
     """A bar per query, candidate - baseline, from the largest down; the mean and its interval across."""
     of = result[(measure or result.differences[0].measure, candidate or result.differences[0].candidate)]
     old, new = (result.evaluations[name].per_query(of.measure) for name in (of.baseline, of.candidate))
-    bars = np.array(sorted((new[query] - old[query] for query in old if query in new), reverse=True))
-    better = 1 if result.measure(of.measure).higher_is_better else -1
+    changes = [new[query] - old[query] for query in old if query in new]
+    title = f"{of.measure}: {of.candidate} - {of.baseline}"
+    return difference_bars(changes, of.result, title, higher_is_better=result.measure(of.measure).higher_is_better)
+
+
+def difference_bars(
+    changes: Sequence[float], result: PairedComparison, title: str, *, higher_is_better: bool = True
+) -> Figure:
+    """A bar for the difference on each query, from the largest down; the mean and its interval across."""
+    bars = np.sort(np.asarray(changes, dtype=np.float64))[::-1]
+    better = 1 if higher_is_better else -1
+    won, lost = int((bars * better > TIE).sum()), int((bars * better < -TIE).sum())
     figure, axes = _figure(3.6)
     axes.bar(np.arange(len(bars)), bars, width=1, color=np.where(bars * better > 0, WIN, LOSS))
-    axes.axhspan(of.result.low, of.result.high, color="0.5", alpha=0.3)
-    axes.axhline(of.result.difference, color="0.2", linestyle="--")
+    axes.axhspan(result.low, result.high, color="0.5", alpha=0.3)
+    axes.axhline(result.difference, color="0.2", linestyle="--")
     axes.set(
-        title=f"{of.measure}: {of.candidate} - {of.baseline}, mean {of.result.difference:+.4f}",
-        xlabel=f"queries: {of.wins:,} won, {of.result.ties:,} tied, {of.losses:,} lost", ylabel="difference",
+        title=f"{title}, mean {result.difference:+.4f}",
+        xlabel=f"queries: {won:,} won, {len(bars) - won - lost:,} tied, {lost:,} lost", ylabel="difference",
     )  # fmt: skip
+    return figure
+
+
+def value_bars(values: Sequence[float], title: str) -> Figure:
+    """A bar for the value of each query, from the largest down; the mean across."""
+    bars = np.sort(np.asarray(values, dtype=np.float64))[::-1]
+    figure, axes = _figure(3.6)
+    axes.bar(np.arange(len(bars)), bars, width=1, color=WIN)
+    axes.axhline(bars.mean(), color="0.2", linestyle="--")
+    axes.set(title=f"{title}, mean {bars.mean():.4f}", xlabel=f"{len(bars):,} queries", ylabel="value")
     return figure
 
 
