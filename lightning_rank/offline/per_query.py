@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lightning_rank.data.runs import polars
 from lightning_rank.data.tables import query_column, read_table, write_table
@@ -78,6 +79,37 @@ def read_per_query(path: str | Path, measures: Sequence[str]) -> dict[str, dict[
             raise ValueError(f"{path}: {name} of the query {queries[row]!r} must be a number, got {frame[name][row]!r}.")
         pairs = zip(queries.to_list(), column.to_list(), strict=True)
         found[name] = {query: value for query, value in pairs if value is not None and value == value}
+    return found
+
+
+def read_attributes(path: str | Path, queries: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Read what is known of queries: a table with a column of their ids and any others.
+
+    Args:
+        path: a CSV, TSV, Parquet or JSON lines file.
+        queries: ids, some of which must be in it.
+
+    Returns:
+        ``{column: {query: value}}``; text that is a number throughout is one.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: no column of ids, none of which is known, a query that comes twice, no other column.
+        ModuleNotFoundError: polars is not installed (the extra ``files``).
+    """
+    pl = polars()
+    frame = read_table(path)
+    ids = query_column(path, frame, queries)
+    if ids.is_duplicated().any():
+        raise ValueError(f"{path}: each query must come once, {ids.filter(ids.is_duplicated())[0]!r} comes several times.")
+    found = {}
+    for column in frame.drop(ids.name):
+        if column.dtype == pl.String:
+            numbers = column.cast(pl.Float64, strict=False)
+            column = numbers if numbers.null_count() == column.null_count() < len(column) else column
+        found[column.name] = dict(zip(ids.to_list(), column.to_list(), strict=True))
+    if not found:
+        raise ValueError(f"{path}: there is no column beside {ids.name!r}, so nothing is known of the queries.")
     return found
 
 

@@ -31,7 +31,7 @@ def intervals(result: Evaluation) -> Figure:
         axes.errorbar([estimate.value], [place], xerr=ends, fmt="o", color=WIN, capsize=3)
     axes.set_yticks(range(len(found)), [name for name, _ in found])
     axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set(title=result.run or "run", xlabel=f"mean and {result.level * 100:g} % interval")
+    axes.set(title=_plain(result.run or "run"), xlabel=f"mean and {result.level * 100:g} % interval")
     return figure
 
 
@@ -56,7 +56,7 @@ def difference_bars(
     axes.axhspan(result.low, result.high, color="0.5", alpha=0.3)
     axes.axhline(result.difference, color="0.2", linestyle="--")
     axes.set(
-        title=f"{title}, mean {result.difference:+.4f}",
+        title=_plain(f"{title}, mean {result.difference:+.4f}"),
         xlabel=f"queries: {won:,} won, {len(bars) - won - lost:,} tied, {lost:,} lost", ylabel="difference",
     )  # fmt: skip
     return figure
@@ -68,8 +68,13 @@ def value_bars(values: Sequence[float], title: str) -> Figure:
     figure, axes = _figure(3.6)
     axes.bar(np.arange(len(bars)), bars, width=1, color=WIN)
     axes.axhline(bars.mean(), color="0.2", linestyle="--")
-    axes.set(title=f"{title}, mean {bars.mean():.4f}", xlabel=f"{len(bars):,} queries", ylabel="value")
+    axes.set(title=_plain(f"{title}, mean {bars.mean():.4f}"), xlabel=f"{len(bars):,} queries", ylabel="value")
     return figure
+
+
+def _plain(text: str) -> str:
+    """Text in which matplotlib finds no formula."""
+    return text.replace("$", r"\$")
 
 
 def _figure(height: float) -> tuple[Figure, Any]:
