@@ -204,7 +204,12 @@ def _whisker(low: float, mean: float, high: float, reach: float) -> dict[str, An
 def _slices(result: Comparison, candidate: str, known: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     first = result[(result.differences[0].measure, candidate)]
     old, new = (result.evaluations[name].per_query(first.measure) for name in (first.baseline, candidate))
-    tables = [slices_of(name, of_query, old, new, alpha=first.result.alpha) for name, of_query in known.items()]
+    tables = [
+        slices_of(name, of_query, old, new, alpha=first.result.alpha)
+        for name, of_query in known.items()
+        # Where only relevant documents were judged, one of the two says it all.
+        if not (name == "judged documents" and of_query == known["relevant documents"])
+    ]
     reach = max(
         (abs(end) for t in tables for s in t.slices if s.result for end in (s.result.low, s.result.high)), default=0.0
     )
