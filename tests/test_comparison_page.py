@@ -26,7 +26,11 @@ class Element:
 
     @property
     def text(self):
-        return " ".join("".join(c if isinstance(c, str) else f"{c.text}" for c in self.children).split())
+        return " ".join(self.raw.split())
+
+    @property
+    def raw(self):
+        return "".join(child if isinstance(child, str) else child.raw for child in self.children)
 
     def all(self, tag):
         return (element for element in self.elements() if element.tag == tag)
@@ -100,8 +104,9 @@ def test_the_table_has_the_numbers_of_the_result(result, page):
     assert len(rows) == 3
     for row, d in zip(rows, result.differences, strict=True):
         r = d.result
+        told = " better" if d.pvalue < 0.05 else ""  # the candidate knows more
         assert row[:5] == [
-            d.measure, f"{r.value_a:.4f}", f"{r.value_b:.4f}", f"{r.difference:+.4f}", f"{r.low:+.4f} to {r.high:+.4f}",
+            d.measure, f"{r.value_a:.4f}", f"{r.value_b:.4f}", f"{r.difference:+.4f}{told}", f"{r.low:+.4f} to {r.high:+.4f}",
         ]  # fmt: skip
         assert [float(p) for p in row[6:8]] == pytest.approx([r.pvalue, d.pvalue], abs=5e-5)
         assert row[9] == f"{d.wins} / {r.ties} / {d.losses}"
