@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "lightning_rank"
 NAME = PACKAGE.name
 FLOORS = (
-    ("lists", "conventions"),
+    ("lists", "conventions", "extras"),
     ("functional", "stats"),
     ("metrics", "losses", "models", "data", "online", "explain", "advise", "report"),
     ("offline",),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lightning_rank.extras import extra
 from lightning_rank.stats.comparison import TIE, PairedComparison
 
 if TYPE_CHECKING:
@@ -78,11 +79,7 @@ def _plain(text: str) -> str:
 
 
 def _figure(height: float) -> tuple[Figure, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Plots need matplotlib: pip install 'lightning-rank[plot]'.") from error
-    figure = Figure(figsize=(6, height), layout="constrained")
+    figure = extra("matplotlib.figure", "Plots need", "plot").Figure(figsize=(6, height), layout="constrained")
     axes = figure.subplots()
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)

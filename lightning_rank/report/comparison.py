@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lightning_rank.extras import extra
 from lightning_rank.report.slices import is_prose, slices_of
 from lightning_rank.stats.comparison import TIE
 
@@ -288,10 +289,7 @@ def _version() -> str:
 
 
 def _template() -> Any:
-    try:
-        import jinja2
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Pages need jinja2: pip install 'lightning-rank[pages]'.") from error
+    jinja2 = extra("jinja2", "Pages need", "pages")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
