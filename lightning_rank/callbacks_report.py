@@ -98,11 +98,11 @@ class RankingReportMixin:
         self._watched = keys[key]
         self._watched.keep_query_values()
         if stage != "fit":
-            self._check_file(trainer)
+            self._check_file(trainer, "test" if stage == "test" else "val")
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         # Not in `setup`, after which a checkpoint may tell that the file is ours.
-        self._check_file(trainer)
+        self._check_file(trainer, "val")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
@@ -113,18 +113,19 @@ class RankingReportMixin:
 
     # What they do -----------------------------------------------------------------------------------------------------
 
-    def _check_file(self, trainer: Any) -> None:
+    def _check_file(self, trainer: Any, stage: str) -> None:
+        if self._metric(stage) is None:  # nothing will be written
+            return
         if trainer.is_global_zero and not self.overwrite and not self._wrote and Path(self.path).exists():
             raise FileExistsError(
                 f"{self.path} exists: choose another file, or RankingReport(overwrite=True) to replace it."
             )
 
     def _finish(self, trainer: Any, stage: str, loaders: Any) -> None:
-        assert self._watched is not None
-        names = _metric_keys(self._watched, stage)
-        name = next((n for key, n in names.items() if f"{self.monitor}/".startswith(f"{key}/")), None)
+        name = self._metric(stage)
         if name is None:  # it watches the other stage
             return
+        assert self._watched is not None
         index = self._dataloader(self.monitor.removeprefix(self._watched._prefix(stage) + name), loaders)
         # Computed on every process, though the values are there already, so that none waits for another.
         values = self._watched.query_values(index)
@@ -145,6 +146,11 @@ class RankingReportMixin:
         write_per_query(self.path, values, run=self.name, overwrite=True)
         self._wrote = True
         self._draw(trainer, stage, name, values)
+
+    def _metric(self, stage: str) -> str | None:
+        """Name of the watched metric where its key is one of this stage."""
+        names = _metric_keys(self._watched, stage)  # type: ignore[arg-type]  # set up
+        return next((name for key, name in names.items() if f"{self.monitor}/".startswith(f"{key}/")), None)
 
     def _dataloader(self, suffix: str, loaders: Any) -> int:
         """Which of the dataloaders a key is of, by what Lightning puts after its name."""

@@ -269,6 +269,10 @@ def test_values_of_the_test_on_request(tmp_path):
     assert not (tmp_path / "v.csv").exists()
     run.test(OLD, data(), verbose=False)
     assert read_per_query(path, ["ndcg@3"])["ndcg@3"] == pytest.approx(values(OLD))
+    # A file that this stage does not write may be there.
+    for key, stage in (("test/ndcg@3", "validate"), ("val/ndcg@3", "test")):
+        getattr(trainer(RankingMonitor(["ndcg@3"]), RankingReport(path, key)), stage)(NEW, data(), verbose=False)
+    assert read_per_query(path, ["ndcg@3"])["ndcg@3"] == pytest.approx(values(OLD))
 
 
 @pytest.mark.parametrize("names", [("dataloader_idx_0", "dataloader_idx_1"), ("one", "two")])
