@@ -15,8 +15,9 @@ NAME = PACKAGE.name
 FLOORS = (
     ("lists", "conventions"),
     ("functional", "stats"),
-    ("metrics", "losses", "models", "data", "online", "explain", "advise", "report"),
+    ("metrics", "losses", "models", "data", "online", "explain", "advise"),
     ("offline",),
+    ("report",),
     ("callbacks", "module", "datamodule", "gate"),
     ("pytorch_lightning", "lightning"),  # the third floor, joined to each Lightning package
     ("cli", "__init__"),
