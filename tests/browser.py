@@ -148,13 +148,16 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
         self.key("Enter")
 
+    def box(self, selector: str, *, scroll: bool = False) -> tuple[float, float, float, float]:
+        """x, y, width and height of an element; brought into view first where ``scroll`` is set."""
+        view = "e.scrollIntoView({block: 'center'});" if scroll else ""
+        found = f"const e = document.querySelector({json.dumps(selector)}); {view} const b = e.getBoundingClientRect();"
+        return tuple(self.value(f"(() => {{ {found} return [b.x, b.y, b.width, b.height]; }})()"))
+
     def place(self, selector: str) -> tuple[float, float]:
         """The middle of an element, after it was brought into view."""
-        box = self.value(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
-            "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
-        return box[0], box[1]
+        x, y, width, height = self.box(selector, scroll=True)
+        return x + width / 2, y + height / 2
 
     def mouse(self, kind: str, x: float, y: float, *, down: bool = True) -> None:
         held = {"button": "left", "buttons": 1 if down else 0, "clickCount": 1}

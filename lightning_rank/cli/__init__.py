@@ -18,6 +18,10 @@ def main(args: list[str] | None = None) -> int:
             from lightning_rank.cli import offline
 
             offline.run(given)
+        elif given and given[0] == "explain":
+            from lightning_rank.cli import explain
+
+            explain.run(given)
         else:
             from lightning_rank.cli import training
 

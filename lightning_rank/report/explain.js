@@ -65,16 +65,16 @@ function compute(grades, judged, { k, gain, relevant, denominator }, read = grad
     precision: has(hits / size),
     recall: has(hits / Math.max(total, 1)),
   };
-  const list = precisions.map((value) => shown(value, 3)).join(" + ") || "0";
   const how = {
     ndcg: `${shown(values.dcg)} / ${shown(idealCurve.at(-1) ?? 0)}`,
     dcg: `Σ ${W.col_gain} × ${W.col_discount}`,
-    map: `(${list}) / ${divisor}`,
+    map: `${shown(sum(precisions))} / ${divisor}`,
     mrr: seen.length ? `1 / ${seen[0] + 1}` : "0",
     precision: `${hits} / ${size}`,
     recall: `${hits} / ${total}`,
   };
-  return { rows, values, how, total, found, idealCurve };
+  const inFull = { ...how, map: `(${precisions.map((value) => shown(value, 3)).join(" + ") || "0"}) / ${divisor}` };
+  return { rows, values, how, inFull, total, found, idealCurve };
 }
 
 // State -----------------------------------------------------------------------------------------------------------------
@@ -277,13 +277,15 @@ function render(fixed = null) {
     if (grade !== window.document.activeElement || Number(grade.value) !== grades[document]) grade.value = grades[document] ?? "";
     const rank = elsewhere ? elsewhere.indexOf(document) + 1 : 0;
     details.textContent = [
+      ...(at.isRelevant ? [W.is_relevant] : []),
       ...(elsewhere ? [say(rank ? "rank_in" : "not_in", { rank, run: D.runs[1 - S.run] })] : []),
       ...(grades[document] === null ? [W.unjudged] : []),
     ].join(" · ");
     cells.gain.textContent = short(at.gain);
     cells.gain.dataset.value = at.gain;
     put(cells.discount, at.discount);
-    cells.adds.replaceChildren(make("i", { style: `width:${(Math.min(at.adds / most, 1) || 0) * 100}%` }), make("span", {}, shown(at.adds)));
+    const part = Math.min(at.adds / most, 1) || 0;
+    cells.adds.replaceChildren(...(part ? [make("i", { style: `width:${part * 100}%` })] : []), make("span", {}, shown(at.adds)));
     cells.adds.dataset.value = at.adds;
     put(cells.dcg, at.dcg);
     put(cells.ideal, at.idealDcg);
@@ -306,7 +308,7 @@ function render(fixed = null) {
     const tile = make("div", { "data-metric": metric },
       make("dt", {}, labelled(metric)),
       make("dd", {}, make("data", { class: "value", value: String(value) }, Number.isNaN(value) ? W.undefined : shown(value))),
-      make("dd", {}, Number.isNaN(value) ? " " : `= ${result.how[metric]}`));
+      make("dd", { class: "how" }, Number.isNaN(value) ? " " : `= ${result.how[metric]}`));
     if (Math.abs(change) > 5e-5) {
       tile.append(make("dd", { class: change > 0 ? "win" : "loss" }, say("your_changes", { d: signed(change) })));
     }
@@ -316,7 +318,7 @@ function render(fixed = null) {
   }));
   for (const metric of METRICS) {
     const here = $(`here-${metric}`);
-    if (here) here.textContent = `${labelled(metric)} = ${all.how[metric]} = ${shown(all.values[metric])}`;
+    if (here) here.textContent = `${labelled(metric)} = ${all.inFull[metric]} = ${shown(all.values[metric])}`;
   }
   notes(all, isOriginal, tied.size > 0);
   replayed(all);
@@ -417,7 +419,7 @@ function charts({ rows, idealCurve }) {
       add("rect", { ...place, y: y(row.gain), height: y(0) - y(row.gain), fill: "none", stroke: "var(--strong)" });
       add("rect", { ...place, y: y(row.adds), height: y(0) - y(row.adds), fill: "var(--blue)", opacity: bright(i) });
     });
-    const curve = rows.map((row, i) => `${x(i + 0.5)} ${y(row.discount * most)}`).join("L");
+    const curve = rows.filter((row) => row.counts).map((row, i) => `${x(i + 0.5)} ${y(row.discount * most)}`).join("L");
     if (curve) add("path", { d: `M${curve}`, fill: "none", stroke: "var(--orange)", "stroke-width": 2, "stroke-dasharray": "5 4" });
   });
   const depth = Math.max(n, Math.min(idealCurve.length, cutoff() ?? Infinity, 100));
@@ -446,9 +448,10 @@ function setting(id, read) {
     settings(); render(); tell("");
   });
 }
-function settings() {
-  $("k").value = S.k;
-  $("whole").checked = S.whole;
+function settings() {  // what is in force: a list that is cut has no other cutoff
+  $("k").value = cutoff() ?? "";
+  $("k").setAttribute("aria-invalid", false);
+  $("whole").checked = cutoff() === null;
   $("gain").value = S.gain;
   $("relevant").value = S.relevant;
   $("denominator").value = S.denominator;
@@ -544,7 +547,7 @@ function open(i) {
 function show() {
   S.read = order().length;
   $("whole").disabled = limit() < Infinity;
-  build(); render();
+  settings(); build(); render();
 }
 
 for (const name of COLUMNS) $("heads").append(make("th", { role: "columnheader", scope: "col", class: name === "doc" || name === "move" ? "l" : "" }, W[`col_${name}`]));
@@ -564,5 +567,5 @@ for (const metric of ["ndcg", "map", "mrr", "precision", "recall"]) {
 if (D.queries.length === 1) { $("layout").classList.add("single"); $("layout").querySelector("nav").hidden = true; $("previous").hidden = $("next").hidden = true; }
 if (window.matchMedia("(max-width: 860px)").matches) $("index").open = false;
 new ResizeObserver(() => charts(computed(current().grades, order()))).observe($("chart-adds"));
-settings(); list(); open(0);
+list(); open(0);
 })();

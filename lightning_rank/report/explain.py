@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rank.conventions import check_choice, check_top_k
+from lightning_rank.conventions import check_choice
 from lightning_rank.data.runs import Judgements, Run
 from lightning_rank.data.trec import writing
 from lightning_rank.offline.evaluate import UNJUDGED_BELOW_0, Evaluation, evaluate
@@ -97,6 +97,7 @@ def explain_page(
         UserWarning: queries were left out.
 
     Example:
+        >>> from lightning_rank.report import explain_page
         >>> judged = Judgements.from_dict({"q1": {"a": 2, "b": 0, "c": 1}})
         >>> old = Run.from_dict({"q1": {"b": 0.9, "a": 0.5, "c": 0.1}}, name="old")
         >>> new = Run.from_dict({"q1": {"a": 0.7, "b": 0.6, "c": 0.2}}, name="new")
@@ -106,14 +107,17 @@ def explain_page(
         >>> page.write("page.html")  # doctest: +SKIP
     """
     check_choice("lang", lang, LANGUAGES)
-    check_top_k(documents)
+    if documents is not None and (isinstance(documents, bool) or not isinstance(documents, int) or documents < 1):
+        raise ValueError(f"`documents` must be a whole number >= 1, or None, got {documents!r}.")
     named = _named(runs)
     parsed = parse_measures(measure)
     if len(parsed) != 1 or parsed[0].over_queries != "mean":
         raise ValueError(f"`measure` must be one measure that is a mean over queries, such as 'ndcg@10', got {measure!r}.")
     cutoff = parsed[0].top_k
     if documents is not None and cutoff is not None and documents < cutoff:
-        raise ValueError(f"{measure} looks at {cutoff} documents, so that many must be on the page, got documents={documents}.")
+        raise ValueError(
+            f"{measure} looks at {cutoff} documents, so that many must be on the page, got documents={documents}."
+        )
     # Also NDCG and MAP, so that their options always mean something.
     asked = list(dict.fromkeys([parsed[0].name, "ndcg", "map"]))
     found = [evaluate(judgements, replace(run, name=name), asked, **options) for name, run in named.items()]
@@ -152,13 +156,14 @@ def explain_page(
         kept.append(entry)
     if not kept:
         raise ValueError(
-            f"The page of one query would have {size:,} bytes, more than {max_bytes:,}: take fewer documents, or a larger max_bytes."
+            f"The page of one query would have {size:,} bytes, more than {max_bytes:,}: take fewer documents, or allow a larger "
+            "page (max_bytes, --max-kb)."
         )
     if len(kept) < len(order):
         first = "that lost most" if len(named) > 1 else "with the worst values"
         warnings.warn(
             f"The page keeps {len(kept):,} of {len(order):,} queries, those {first} in {measure}: it may have {max_bytes:,} bytes. "
-            "Name queries, take fewer documents, or allow a larger page (max_bytes).",
+            "Name queries, take fewer documents, or allow a larger page (max_bytes, --max-kb).",
             stacklevel=2,
         )
     return ExplainPage(filled(kept), tuple(order[: len(kept)]), len(order), parsed[0].name)
@@ -167,7 +172,11 @@ def explain_page(
 def _named(runs: Run | Sequence[Run] | Mapping[str, Run]) -> dict[str, Run]:
     if isinstance(runs, Run):
         runs = [runs]
-    given = list(runs.items()) if isinstance(runs, Mapping) else [(run.name or f"run {i}", run) for i, run in enumerate(runs, 1)]
+    given = (
+        list(runs.items())
+        if isinstance(runs, Mapping)
+        else [(run.name or f"run {i}", run) for i, run in enumerate(runs, 1)]
+    )
     named = dict(given)
     if len(named) < len(given):
         raise ValueError(f"Runs must have names of their own, got {', '.join(repr(name) for name, _ in given)}.")
@@ -204,7 +213,9 @@ class _Pool:
             judged = set(known)
             if unknown := [query for query in wanted if query not in judged]:
                 near = get_close_matches(unknown[0], known, n=3)
-                hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else f" There is {', '.join(known[:3])}, ..."
+                hint = (
+                    f" Did you mean {' or '.join(map(repr, near))}?" if near else f" There is {', '.join(known[:3])}, ..."
+                )
                 raise ValueError(f"The query {unknown[0]!r} is not among the {len(known):,} that are judged.{hint}")
             known = wanted
         sign = 1 if higher_is_better else -1
@@ -231,7 +242,8 @@ class _Pool:
                 start, length = int(rankings.starts[own[query]]), int(rankings.lengths[own[query]])
                 rows = np.arange(start, start + min(self.depth, length))
                 same = [int(i) for i in np.flatnonzero(tied[rows])]
-                documents = rankings.run.documents.gather(rows if rankings.order is None else rankings.order[rows]).to_list()
+                in_run = rows if rankings.order is None else rankings.order[rows]
+                documents = rankings.run.documents.gather(in_run).to_list()
                 for document, grade in zip(documents, all_grades[rows].tolist(), strict=True):
                     if document not in place:
                         place[document] = len(place)
