@@ -450,7 +450,7 @@ function setting(id, read) {
 }
 function settings() {  // what is in force: a list that is cut has no other cutoff
   $("k").value = cutoff() ?? "";
-  $("k").setAttribute("aria-invalid", false);
+  for (const id of ["k", "relevant"]) $(id).setAttribute("aria-invalid", false);
   $("whole").checked = cutoff() === null;
   $("gain").value = S.gain;
   $("relevant").value = S.relevant;
