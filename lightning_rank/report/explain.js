@@ -66,9 +66,8 @@ function compute(grades, judged, { k, gain, relevant, denominator }, read = grad
     recall: has(hits / Math.max(total, 1)),
   };
   const how = {
-    ndcg: `${shown(values.dcg)} / ${shown(idealCurve.at(-1) ?? 0)}`,
-    dcg: `Σ ${W.col_gain} × ${W.col_discount}`,
-    map: `${shown(sum(precisions))} / ${divisor}`,
+    ndcg: `${shown(values.dcg, 3)} / ${shown(idealCurve.at(-1) ?? 0, 3)}`,
+    map: `${shown(sum(precisions), 3)} / ${divisor}`,
     mrr: seen.length ? `1 / ${seen[0] + 1}` : "0",
     precision: `${hits} / ${size}`,
     recall: `${hits} / ${total}`,
@@ -308,7 +307,7 @@ function render(fixed = null) {
     const tile = make("div", { "data-metric": metric },
       make("dt", {}, labelled(metric)),
       make("dd", {}, make("data", { class: "value", value: String(value) }, Number.isNaN(value) ? W.undefined : shown(value))),
-      make("dd", { class: "how" }, Number.isNaN(value) ? " " : `= ${result.how[metric]}`));
+      make("dd", { class: "how" }, Number.isNaN(value) || !result.how[metric] ? "" : `= ${result.how[metric]}`));
     if (Math.abs(change) > 5e-5) {
       tile.append(make("dd", { class: change > 0 ? "win" : "loss" }, say("your_changes", { d: signed(change) })));
     }
@@ -512,7 +511,7 @@ function list() {
       ...(query.text ? [make("span", { class: "text" }, query.text)] : []));
     button.addEventListener("click", () => {
       open(i);
-      if (window.matchMedia("(max-width: 860px)").matches) { $("index").open = false; $("query").focus(); }
+      if (window.matchMedia("(max-width: 1120px)").matches) { $("index").open = false; $("query").focus(); }
     });
     return make("li", {}, button);
   }));
@@ -565,7 +564,7 @@ for (const metric of ["ndcg", "map", "mrr", "precision", "recall"]) {
     make("dt", {}, W.misread), make("dd", {}, W[`about_${metric}_misread`]))));
 }
 if (D.queries.length === 1) { $("layout").classList.add("single"); $("layout").querySelector("nav").hidden = true; $("previous").hidden = $("next").hidden = true; }
-if (window.matchMedia("(max-width: 860px)").matches) $("index").open = false;
+if (window.matchMedia("(max-width: 1120px)").matches) $("index").open = false;
 new ResizeObserver(() => charts(computed(current().grades, order()))).observe($("chart-adds"));
 list(); open(0);
 })();

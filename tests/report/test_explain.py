@@ -526,6 +526,21 @@ def test_an_empty_list_and_one_that_is_cut_say_so(desktop, tmp_path):
 
 
 @needs_browser
+def test_tied_documents_are_marked_and_the_mean_over_their_orders_is_said(desktop, tmp_path):
+    run = Run.from_dict({"q1": {"b": 1, "a": 1, "c": 0}}, name="run")
+    explain_page(judgements(), run, "mrr", queries=["q1"]).write(tmp_path / "page.html")
+    desktop.open(tmp_path / "page.html")
+    notes = "document.getElementById('notes').textContent"
+    assert "For mrr the library takes the mean over all orders, 0.7500." in desktop.value(notes)
+    assert shown(desktop)["metrics"]["mrr"] == ["0.5", "0.5000"]
+    ranks = "[...document.querySelectorAll('#rows td.rank')].map((cell) => cell.textContent)"
+    assert desktop.value(ranks) == ["1=", "2=", "3"]
+    desktop.click('[data-document="b"] .down')
+    assert desktop.value(ranks) == ["1", "2", "3"]
+    assert "mean over all orders" not in desktop.value(notes)
+
+
+@needs_browser
 def test_nothing_is_asked_of_the_network(desktop, tmp_path):
     explain_page(judgements(), [OLD, NEW]).write(tmp_path / "page.html")
     desktop.open(tmp_path / "page.html")
