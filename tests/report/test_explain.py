@@ -273,9 +273,9 @@ def random_lists(rng: random.Random, number: int) -> tuple[dict[str, dict[str, f
     for i in range(number):
         pool = [f"d{j}" for j in range(rng.randint(1, 12))]
         top = 0 if i == 0 else rng.choice((1, 2, 4))
-        judged[f"q{i}"] = {d: rng.choice((0, 0.5, 1, top) if top > 1 else (0, top)) for d in pool if rng.random() < 0.8} | {
-            f"m{j}": rng.randint(0, top) for j in range(rng.randint(0, 3))
-        }
+        judged[f"q{i}"] = {
+            d: rng.choice((0, 0.5, 1, top, -1) if top > 1 else (0, top)) for d in pool if rng.random() < 0.8
+        } | {f"m{j}": rng.randint(0, top) for j in range(rng.randint(0, 3))}
         judged[f"q{i}"] |= {"none": 0}  # every query is judged
         for run in runs:
             mixed = rng.sample(pool, len(pool))
@@ -335,6 +335,7 @@ def test_numbers_equal_the_library_on_random_lists_reordered_by_input_events(des
                     end = top + (0.9 if to > i else 0.1) * height
                     desktop.mouse("Moved", x + w / 2, y + h / 2 + part * (end - y - h / 2) if to != i else y + h / 2)
                 desktop.mouse("Released", x + w / 2, end, down=False)
+                assert desktop.value(f"document.activeElement === document.querySelector('{row} .handle')")
                 order.insert(to, order.pop(i))
             elif kind == "grade":
                 grade = rng.choice((None, 0, 0.5, 1, 3, 5))
@@ -391,6 +392,11 @@ def test_undo_reset_ideal_and_a_drag_that_is_given_up(desktop, tmp_path):
     desktop.click("#undo")
     check(desktop, judged["q"], ["a", "b", "c"], 10, options)
     assert desktop.value("document.getElementById('undo').getAttribute('aria-disabled')") == "true"
+    desktop.value("document.querySelector('[data-document=\"a\"] input').focus()")
+    desktop.type("4")
+    check(desktop, judged["q"] | {"a": 4}, ["a", "b", "c"], 10, options)
+    desktop.click("#undo")
+    check(desktop, judged["q"], ["a", "b", "c"], 10, options)
     x, y = desktop.place('[data-document="a"] .handle')
     desktop.mouse("Pressed", x, y)
     desktop.mouse("Moved", x, y + 300)
@@ -523,6 +529,7 @@ def test_an_empty_list_and_one_that_is_cut_say_so(desktop, tmp_path):
     for name, value in expected([i % 2 for i in range(7)], list(judged["q"].values()), 7, options).items():
         assert float(said[name][0]) == pytest.approx(value, rel=1e-12), name
     assert desktop.value("document.getElementById('whole').disabled")
+    assert desktop.value("document.getElementById('k').value") == "7"
 
 
 @needs_browser
