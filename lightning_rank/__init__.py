@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         PredictionWriter,
         RankingModule,
         RankingMonitor,
+        ReleaseGate,
         SyntheticDataModule,
     )
 
@@ -89,7 +90,7 @@ _WHERE = {
     "lightning_rank.data.batches": ("QueryBatchSampler", "RankingDataset"),
     "lightning_rank.data.letor": ("read_letor",),
     "lightning_rank.data.synthetic": ("BayesOptimalScorer", "make_ranking"),
-    "": ("LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "SyntheticDataModule"),
+    "": ("LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "ReleaseGate", "SyntheticDataModule"),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
 

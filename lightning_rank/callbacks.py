@@ -172,14 +172,14 @@ class RankingMonitorMixin:
         layout = "and 'mask', 'indexes' or 'offsets' where queries are padded or flat"
         if not isinstance(outputs, Mapping):
             came = "None" if outputs is None else f"a {type(outputs).__name__}"
-            raise ValueError(f"RankingMonitor needs {where} to return {wanted}, {layout}; it returned {came}.")
+            raise ValueError(f"{type(self).__name__} needs {where} to return {wanted}, {layout}; it returned {came}.")
         inputs = {name: outputs[key] for name, key in self.keys.items() if outputs.get(key) is not None}
         for name in ("preds", "target"):
             if name not in inputs and self.keys[name] in outputs:
-                raise ValueError(f"RankingMonitor needs {where} to return {wanted}; '{self.keys[name]}' is None.")
+                raise ValueError(f"{type(self).__name__} needs {where} to return {wanted}; '{self.keys[name]}' is None.")
         if "preds" not in inputs or "target" not in inputs:
             raise ValueError(
-                f"RankingMonitor needs {where} to return {wanted}, {layout}; the keys that came are "
+                f"{type(self).__name__} needs {where} to return {wanted}, {layout}; the keys that came are "
                 f"{', '.join(map(repr, outputs)) or 'none'}. Rename with RankingMonitor(keys={{'preds': ..., 'target': ...}})."
             )
         self._warn_of_near_misses(outputs, inputs, where)

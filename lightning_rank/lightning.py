@@ -5,10 +5,11 @@ from __future__ import annotations
 import lightning.pytorch as pl
 
 from lightning_rank.callbacks import PredictionWriterMixin, RankingMonitorMixin
+from lightning_rank.callbacks_gate import ReleaseGateMixin
 from lightning_rank.datamodule import LetorDataModuleMixin, SyntheticDataModuleMixin
 from lightning_rank.module import RankingModuleMixin
 
-__all__ = ["LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "SyntheticDataModule"]
+__all__ = ["LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "ReleaseGate", "SyntheticDataModule"]
 
 
 class RankingMonitor(RankingMonitorMixin, pl.Callback):
@@ -17,6 +18,10 @@ class RankingMonitor(RankingMonitorMixin, pl.Callback):
 
 class PredictionWriter(PredictionWriterMixin, pl.Callback):
     __doc__ = PredictionWriterMixin.__doc__
+
+
+class ReleaseGate(ReleaseGateMixin, pl.Callback):
+    __doc__ = ReleaseGateMixin.__doc__
 
 
 class RankingModule(RankingModuleMixin, pl.LightningModule):

@@ -93,7 +93,7 @@ class RankingModuleMixin:
 
     def _evaluate(self, batch: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         preds = self(batch["features"], batch["mask"])
-        outputs = {"preds": preds, "target": batch["target"], "mask": batch["mask"]}
+        outputs = {"preds": preds, "target": batch["target"], "mask": batch["mask"], "query": batch["query"]}
         self.log(name, self.loss(preds, batch["target"], mask=batch["mask"]), batch_size=len(preds), sync_dist=True)
         if self.trainer.world_size > 1:
             # A distributed sampler repeats queries to even out the processes; by their ids they count once.

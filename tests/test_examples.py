@@ -97,6 +97,34 @@ def five_parts(tmp_path):
     return tmp_path
 
 
+def test_ab_test(tmp_path):
+    output = run("ab_test.py", cwd=tmp_path)
+    assert "90,000 players, generated data" in output
+    assert "PROBLEM: it is not known how many days the experiment ran" in output
+    assert re.search(r"retention_7, gate_40: 0\.1[89]\d* -> 0\.1[78]\d*: -0\.00\d+", output)
+    assert "Gate: REJECT" in output
+    rows = ["userid,test_version,sum_gamerounds,retention_1,retention_7"]
+    rows += [f"{i},gate_{30 + 10 * (i % 2)},{i % 50},{i % 3 == 0},{i % 5 == 0}" for i in range(300)]
+    (tmp_path / "players.csv").write_text("\n".join(rows))
+    output = run("ab_test.py", "--data", "players.csv", cwd=tmp_path)
+    assert "150 users in the smallest arm" in output
+
+
+def test_decision_loop(tmp_path):
+    output = run("decision_loop.py", cwd=tmp_path)
+    assert "SHIP" in output
+    for name in ("swaps", "click model"):
+        low = float(re.search(rf"   {name} .*over raw clicks: .*\[([+-][\d.e-]+), ", output)[1])
+        assert low > 0, "better than raw clicks, by the interval"
+
+
+def test_benchmark_of_the_online_statistics(tmp_path):
+    output = run("benchmarks/online.py", "--simulations", "60", "--events", "20000", cwd=tmp_path)
+    assert len(re.findall(r" % \[[\d.]+, [\d.]+\]$", output, flags=re.MULTILINE)) == 19
+    assert len(re.findall(r"1 - rho² = ", output)) == 3
+    assert re.search(r"  (19|20),\d{3} events in [\d.]+ s, [\d.]+ s of CPU on 2 threads, peak memory", output)
+
+
 @pytest.fixture
 def benchmark(monkeypatch):
     """The benchmark as a module."""

@@ -13,12 +13,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "lightning_rank"
 NAME = PACKAGE.name
 FLOORS = (
-    ("lists", "conventions"),
+    ("lists", "conventions", "extras"),
     ("functional", "stats"),
     ("metrics", "losses", "models", "data", "online", "explain", "advise"),
     ("offline",),
     ("report",),
     ("callbacks", "module", "datamodule", "gate"),
+    ("callbacks_gate",),
     ("pytorch_lightning", "lightning"),  # the third floor, joined to each Lightning package
     ("cli", "__init__"),
 )
@@ -114,6 +115,17 @@ def test_core_needs_torch_and_torchmetrics_alone():
     assert len(core) >= 4
     # matplotlib is imported when something is drawn, as torchmetrics does.
     assert third_parties(core) <= {"torch", "torchmetrics", "matplotlib"}
+
+
+def test_online_evaluation_needs_no_torch():
+    online = {module for module in MODULES if unit_of(module) in ("stats", "online", "gate")}
+    assert len(online) > 15
+    # All but numpy when something is first asked of them.
+    assert third_parties(online) <= {"numpy", "scipy", "polars", "yaml"}
+    heavy = ("torch", "scipy", "polars", "yaml")
+    code = f"import sys, lightning_rank.online, lightning_rank.gate; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

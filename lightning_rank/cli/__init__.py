@@ -9,7 +9,8 @@ import sys
 def main(args: list[str] | None = None) -> int:
     """Entry point of the command ``lightning-rank``; returns the exit status.
 
-    Bad input is one line on stderr and status 1; with the environment variable ``LIGHTNING_RANK_TRACEBACK`` set, a traceback.
+    ``gate`` ends with the exit code of its decision. Bad input is one line on stderr and status 1; with the environment variable
+    ``LIGHTNING_RANK_TRACEBACK`` set, a traceback.
     """
     given = sys.argv[1:] if args is None else args
     try:
@@ -22,6 +23,10 @@ def main(args: list[str] | None = None) -> int:
             from lightning_rank.cli import explain
 
             explain.run(given)
+        elif given and given[0] in ("signals", "experiment", "gate"):
+            from lightning_rank.cli import online
+
+            return online.run(given)
         else:
             from lightning_rank.cli import training
 

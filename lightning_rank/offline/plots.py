@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lightning_rank.extras import extra
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -50,11 +52,7 @@ def differences(result: Comparison, measure: str | None, candidate: str | None) 
 
 
 def _figure(height: float) -> tuple[Figure, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Plots need matplotlib: pip install 'lightning-rank[plot]'.") from error
-    figure = Figure(figsize=(6, height), layout="constrained")
+    figure = extra("matplotlib.figure", "Plots need", "plot").Figure(figsize=(6, height), layout="constrained")
     axes = figure.subplots()
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)

@@ -24,6 +24,17 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
 
 
+def jsonable(value: Any) -> Any:
+    """The value with numbers that JSON does not know as texts: ``"NaN"``, ``"Infinity"``, ``"-Infinity"``."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 def frozen_array(values: Any) -> np.ndarray:
     """A float64 vector that cannot be written to, so that the result that holds it is immutable."""
     array = np.array(values, dtype=np.float64)
