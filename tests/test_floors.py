@@ -15,8 +15,9 @@ NAME = PACKAGE.name
 FLOORS = (
     ("lists", "conventions", "extras"),
     ("functional", "stats"),
-    ("metrics", "losses", "models", "data", "online", "explain", "advise", "report"),
+    ("metrics", "losses", "models", "data", "online", "explain", "advise"),
     ("offline",),
+    ("report",),
     ("callbacks", "module", "datamodule", "gate"),
     ("callbacks_gate", "callbacks_report"),
     ("pytorch_lightning", "lightning"),  # the third floor, joined to each Lightning package

@@ -23,6 +23,10 @@ def main(args: list[str] | None = None) -> int:
             from lightning_rank.cli import report
 
             report.run(given[1:])
+        elif given and given[0] == "explain":
+            from lightning_rank.cli import explain
+
+            explain.run(given)
         elif given and given[0] in ("signals", "experiment", "gate"):
             from lightning_rank.cli import online
 

@@ -61,7 +61,8 @@ def _run(options: argparse.Namespace) -> None:
     (_evaluate if options.command == "evaluate" else _compare)(options)
 
 
-def _read(options: argparse.Namespace) -> tuple[Judgements, dict[str, Run]]:
+def read_inputs(options: argparse.Namespace) -> tuple[Judgements, dict[str, Run]]:
+    """What the options of ``add_files`` name."""
     # Loading torch takes about as long as reading a large run, which happens outside Python.
     loading = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
     loading.start()
@@ -74,7 +75,7 @@ def _read(options: argparse.Namespace) -> tuple[Judgements, dict[str, Run]]:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    judgements, runs = _read(options)
+    judgements, runs = read_inputs(options)
     from lightning_rank.offline.evaluate import evaluate
     from lightning_rank.offline.text import evaluations
 
@@ -89,7 +90,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def compared(options: argparse.Namespace) -> Comparison:
     """The comparison that the options of ``add_inputs`` ask for."""
-    judgements, runs = _read(options)
+    judgements, runs = read_inputs(options)
     from lightning_rank.offline.compare import compare
 
     return compare(
@@ -155,8 +156,8 @@ def _say(message: Warning | str, *_: Any) -> None:
     print(f"lightning-rank: warning: {message}", file=sys.stderr)
 
 
-def add_inputs(command: argparse.ArgumentParser, *, baseline: bool) -> None:
-    """Add the options that name files, measures and, with a baseline, the test."""
+def add_files(command: argparse.ArgumentParser, *, baseline: bool) -> argparse._ArgumentGroup:
+    """Add the options that name files."""
     files = command.add_argument_group("files")
     files.add_argument("--qrels", required=True, metavar="FILE", help="the judgements")
     files.add_argument(
@@ -170,6 +171,12 @@ def add_inputs(command: argparse.ArgumentParser, *, baseline: bool) -> None:
     files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
     files.add_argument("--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table")
     files.add_argument("--strict", action="store_true", help="refuse repeated documents and judgements")
+    return files
+
+
+def add_inputs(command: argparse.ArgumentParser, *, baseline: bool) -> None:
+    """Add the options that name files, measures and, with a baseline, the test."""
+    add_files(command, baseline=baseline)
     what = command.add_argument_group("measures")
     what.add_argument("--metrics", nargs="+", default=[_DEFAULT], metavar="NAME", help=f"by default {_DEFAULT}")
     what.add_argument("--convention", metavar="TOOL", help="options of a tool, such as trec_eval")

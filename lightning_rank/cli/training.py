@@ -166,8 +166,8 @@ def run(args: list[str] | None) -> None:
             "version": __version__,
             "prog": "lightning-rank",
             "description": "Train and evaluate rankers with PyTorch Lightning. Files of results are judged by "
-            "'lightning-rank evaluate' and 'lightning-rank compare', experiments by 'lightning-rank signals', 'lightning-rank "
-            "experiment' and 'lightning-rank gate', which have a --help of their own.",
+            "'lightning-rank evaluate' and 'lightning-rank compare' and shown by 'lightning-rank explain', experiments by "
+            "'lightning-rank signals', 'lightning-rank experiment' and 'lightning-rank gate', which have a --help of their own.",
         },
         args=args,
     )
