@@ -266,6 +266,8 @@ function render(fixed = null) {
   const tied = new Set(isOriginal ? query.runs[S.run].tied.flatMap((i) => [i - 1, i]) : []);
   const most = Math.max(...all.rows.map((row) => row.adds), 0) || 1;
   const elsewhere = D.runs.length > 1 ? state.orders[1 - S.run] : null;
+  // A list that is cut may hold the document further down.
+  const absent = elsewhere && query.runs[1 - S.run].retrieved > elsewhere.length ? "not_in_first" : "not_in";
   list.forEach((document, i) => {
     const { row, cells, handle, up, down, grade, details } = rowOf.get(document), at = all.rows[i];
     handle.setAttribute("aria-label", say("handle", { doc: nameOf(document), rank: i + 1, n: list.length }));
@@ -277,7 +279,7 @@ function render(fixed = null) {
     const rank = elsewhere ? elsewhere.indexOf(document) + 1 : 0;
     details.textContent = [
       ...(at.isRelevant ? [W.is_relevant] : []),
-      ...(elsewhere ? [say(rank ? "rank_in" : "not_in", { rank, run: D.runs[1 - S.run] })] : []),
+      ...(elsewhere ? [say(rank ? "rank_in" : absent, { rank, run: D.runs[1 - S.run], n: elsewhere.length })] : []),
       ...(grades[document] === null ? [W.unjudged] : []),
     ].join(" · ");
     cells.gain.textContent = short(at.gain);

@@ -548,6 +548,18 @@ def test_tied_documents_are_marked_and_the_mean_over_their_orders_is_said(deskto
 
 
 @needs_browser
+def test_where_the_other_run_has_a_document_is_said_as_far_as_it_is_known(desktop, tmp_path):
+    one = Run.from_dict({"q": {"a": 3, "b": 2, "c": 1}}, name="one")
+    two = Run.from_dict({"q": {"c": 3, "x": 2, "b": 1}}, name="two")
+    details = "[...document.querySelectorAll('#rows small')].map((small) => small.textContent)"
+    for documents, wanted in ((3, ["3 in one", "not in one", "2 in one"]), (2, ["not in the first 2 of one"] * 2)):
+        page = explain_page(judgements({"q": {"a": 0, "b": 0, "c": 0, "x": 0}}), [one, two], "mrr", documents=documents)
+        page.write(tmp_path / "page.html", overwrite=True)
+        desktop.open(tmp_path / "page.html")
+        assert desktop.value(details) == wanted
+
+
+@needs_browser
 def test_nothing_is_asked_of_the_network(desktop, tmp_path):
     explain_page(judgements(), [OLD, NEW]).write(tmp_path / "page.html")
     desktop.open(tmp_path / "page.html")
