@@ -141,7 +141,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of what ``score`` makes of each batch of a data set; they keep the state."""
     metrics.reset()
-    for queries in QueryBatchSampler(data.lengths, 256):
+    for queries in QueryBatchSampler(data.lengths, 256, num_replicas=1, rank=0):
         batch = data[queries]
         metrics.update(score(batch), batch["target"], mask=batch["mask"])
     return {name: value.item() for name, value in metrics.compute().items()}
