@@ -167,7 +167,7 @@ def run(args: list[str] | None) -> None:
             "prog": "lightning-rank",
             "description": "Train and evaluate rankers with PyTorch Lightning. Files of results are judged by "
             "'lightning-rank evaluate' and 'lightning-rank compare', experiments by 'lightning-rank signals', 'lightning-rank "
-            "experiment' and 'lightning-rank gate', which have a --help of their own.",
+            "experiment' and 'lightning-rank gate', data sets are looked into by 'lightning-rank data'; each has a --help.",
         },
         args=args,
     )

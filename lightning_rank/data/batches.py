@@ -24,7 +24,8 @@ class RankingDataset(Dataset):
     ``dataset[q]`` is one query, ``dataset[[q1, q2, ...]]`` a padded batch: a dict of ``features`` ``[query, item, feature]``
     float32, ``target`` ``[query, item]``, ``mask`` (False is padding) and ``query`` ``[query]``, the number of each query. One
     query alone has no padding and no first axis. A jagged batch has the items of all its queries end to end: ``features``
-    ``[item, feature]``, ``target`` ``[item]``, ``offsets`` ``[query + 1]`` and ``query``; nothing in it is padding, and one query is a batch of one.
+    ``[item, feature]``, ``target`` ``[item]``, ``offsets`` ``[query + 1]`` and ``query``; nothing in it is padding, and one
+    query is a batch of one.
 
     Attributes:
         features: ``[item, feature]`` float32, or float16 to take half the room.

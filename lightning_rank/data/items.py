@@ -18,12 +18,12 @@ class Run(NamedTuple):
 
     Attributes:
         query_id: as text.
-        count: of the items.
+        number: of its items.
         where: the place of the first, such as ``train.txt:17``.
     """
 
     query_id: str
-    count: int
+    number: int
     where: str
 
 
@@ -36,6 +36,7 @@ class Items(NamedTuple):
         runs: which items are whose; their counts add up to the items.
         document_ids: the text of each item's id, ``""`` for one without; None where none has one.
         starts_file: whether they are the first of a file.
+        feature_names: of the columns of ``features``, where they have names.
     """
 
     features: np.ndarray
@@ -43,6 +44,7 @@ class Items(NamedTuple):
     runs: list[Run]
     document_ids: list[str] | None = None
     starts_file: bool = False
+    feature_names: list[str] | None = None
 
 
 class Queries:

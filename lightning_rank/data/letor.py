@@ -142,13 +142,13 @@ def letor_items(
         num_features: the largest feature index that may come.
         seen: called with the number of bytes of each piece of the files, as they are read.
     """
-    for path in [_existing_file(Path(path)) for path in paths]:
+    for path in [existing_file(Path(path)) for path in paths]:
         for i, block in enumerate(_read_blocks(path, num_features, seen)):
             runs = [run._replace(where=f"{path}:{run.where}") for run in block.runs]
             yield Items(block.numbers.dense(), block.numbers.grades, runs, block.document_ids, starts_file=i == 0)
 
 
-def _existing_file(path: Path) -> Path:
+def existing_file(path: Path) -> Path:
     if path.is_dir():
         raise FileNotFoundError(f"Expected a LETOR file, got the directory '{path.absolute()}'; it holds {_names(path)}.")
     if not path.exists():
