@@ -28,7 +28,7 @@ import torch
 from lightning_rank.conventions import check_choice
 from lightning_rank.data.batches import RankingDataset
 from lightning_rank.data.features import is_table, source_items
-from lightning_rank.data.items import Items, Queries
+from lightning_rank.data.items import Items, Queries, check_width
 from lightning_rank.data.letor import existing_file
 
 FORMAT = 1  # of the files; another number is another key
@@ -375,10 +375,8 @@ def _write(folder: Path, source: Iterable[Items], num_features: int | None, dtyp
     queries = Queries()
     with_documents, names = False, None
     for items in source:
-        width = items.features.shape[1]
-        if width > (features.width or 0):
-            if num_features is not None:
-                raise ValueError(f"There are {width} features, and `num_features` declares {num_features}.")
+        check_width(items, num_features)
+        if (width := items.features.shape[1]) > (features.width or 0):
             features = _rewritten(features, np.arange(features.rows), width)
         features.add(_as_stored(items.features, features, items))
         grades.add(items.grades)

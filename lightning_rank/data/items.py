@@ -47,6 +47,13 @@ class Items(NamedTuple):
     feature_names: list[str] | None = None
 
 
+def check_width(items: Items, num_features: int | None) -> None:
+    """Raise ValueError where there are more features than declared."""
+    width = items.features.shape[1]
+    if num_features is not None and width > num_features:
+        raise ValueError(f"`num_features` declares {num_features} features, and there are {width} at {items.runs[0].where}.")
+
+
 class Queries:
     """The queries of a stream of items, and in which order their items make each query whole."""
 
@@ -102,6 +109,7 @@ def assembled(source: Iterable[Items], num_features: int | None = None, stacklev
     document_ids: list[str] = []
     queries = Queries()
     for items in source:
+        check_width(items, num_features)
         features.append(items.features)
         grades.append(items.grades)
         document_ids += items.document_ids or [""] * len(items.grades)
