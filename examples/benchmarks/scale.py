@@ -63,7 +63,7 @@ print((data.num_data(), data.num_feature()))
 def write_text(path: Path, lines: int, seed: int = 0) -> None:
     """LETOR text like MSLR-WEB10K's, and beside it the same without query ids for LightGBM, with the lengths of the lists.
 
-    Two thirds of the features are counts, the others have six decimals; feature vectors repeat after 4,000 lines, which no side can know.
+    Two thirds of the features are counts, the others have six decimals; vectors repeat after 4,000 lines, which no side can know.
     """
     rng = np.random.default_rng(seed)
     kinds = [

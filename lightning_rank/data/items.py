@@ -51,7 +51,9 @@ def check_width(items: Items, num_features: int | None) -> None:
     """Raise ValueError where there are more features than declared."""
     width = items.features.shape[1]
     if num_features is not None and width > num_features:
-        raise ValueError(f"`num_features` declares {num_features} features, and there are {width} at {items.runs[0].where}.")
+        raise ValueError(
+            f"`num_features` declares {num_features} features, and there are {width} at {items.runs[0].where}."
+        )
 
 
 class Queries:
