@@ -304,8 +304,11 @@ def _digest(path: Path, cache: Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     part = note.with_suffix(f".{secrets.token_hex(4)}")
-    part.write_text(digest.hexdigest())
-    part.replace(note)
+    try:
+        part.write_text(digest.hexdigest())
+        part.replace(note)
+    except OSError:  # it only saves reading the file again
+        part.unlink(missing_ok=True)
     return digest.hexdigest()
 
 

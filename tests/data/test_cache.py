@@ -162,6 +162,18 @@ def test_texts_are_a_sequence():
         texts[5]
 
 
+def test_converted_data_in_a_folder_that_cannot_be_written_to_is_used(tmp_path, monkeypatch):
+    path = written(tmp_path, letor_text())
+    folder = convert(path, tmp_path / "cache")
+    os.utime(path, (1, 1))  # its digest is not known by its facts any more
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert convert(path, tmp_path / "cache") == folder
+
+
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 
