@@ -31,6 +31,10 @@ def main(args: list[str] | None = None) -> int:
             from lightning_rank.cli import online
 
             return online.run(given)
+        elif given and given[0] == "data":
+            from lightning_rank.cli import data
+
+            data.run(given)
         else:
             from lightning_rank.cli import training
 
