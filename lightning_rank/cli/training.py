@@ -167,8 +167,8 @@ def run(args: list[str] | None) -> None:
             "prog": "lightning-rank",
             "description": "Train and evaluate rankers with PyTorch Lightning. Files of results are judged by "
             "'lightning-rank evaluate' and 'lightning-rank compare' and shown by 'lightning-rank explain' and 'lightning-rank "
-            "report', experiments by 'lightning-rank signals', 'lightning-rank experiment' and 'lightning-rank gate', data sets are "
-            "looked into by 'lightning-rank data'; each has a --help.",
+            "report', experiments by 'lightning-rank signals', 'lightning-rank experiment' and 'lightning-rank gate', data sets "
+            "are looked into by 'lightning-rank data'; each has a --help.",
         },
         args=args,
     )
