@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         RankingMonitor,
         RankingReport,
         ReleaseGate,
+        RetrievalMonitor,
         SyntheticDataModule,
     )
 
@@ -93,7 +94,7 @@ _WHERE = {
     "lightning_rank.data.synthetic": ("BayesOptimalScorer", "make_ranking"),
     "": (
         "LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "RankingReport", "ReleaseGate",
-        "SyntheticDataModule",
+        "RetrievalMonitor", "SyntheticDataModule",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}

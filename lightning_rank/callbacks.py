@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,8 +22,6 @@ from lightning_rank.data.batches import RankingDataset
 from lightning_rank.data.trec import write_run, write_scores
 from lightning_rank.metrics import RankingMetrics
 from lightning_rank.offline.per_query import Baseline
-
-_INPUTS = ("preds", "target", "mask", "indexes", "offsets", "judged", "ideal", "ideal_mask")
 
 
 class RankingMonitorMixin:
@@ -67,6 +65,8 @@ class RankingMonitorMixin:
         >>> monitor = RankingMonitor(["ndcg@5", "mrr"], keys={"preds": "logits"})
     """
 
+    _INPUTS: ClassVar[tuple[str, ...]] = ("preds", "target", "mask", "indexes", "offsets", "judged", "ideal", "ideal_mask")
+
     def __init__(
         self,
         metrics: Sequence[str] = ("ndcg@10", "map", "mrr"),
@@ -99,12 +99,12 @@ class RankingMonitorMixin:
         }
         self._options = {k: v for k, v in conventions.items() if v is not None}
         self._template = RankingMetrics(metrics, **self._options)
-        if unknown := sorted((keys or {}).keys() - set(_INPUTS)):
+        if unknown := sorted((keys or {}).keys() - set(self._INPUTS)):
             raise ValueError(
-                f"`keys` says what the step calls {', '.join(_INPUTS)}; {', '.join(map(repr, unknown))} is none of them."
+                f"`keys` says what the step calls {', '.join(self._INPUTS)}; {', '.join(map(repr, unknown))} is none of them."
             )
         self.prefix = prefix
-        self.keys = {name: name for name in _INPUTS} | (keys or {})
+        self.keys = {name: name for name in self._INPUTS} | (keys or {})
         if interval is not None:
             check_number("interval", interval, above=0, below=1)
         self.num_queries, self.empty_queries, self.interval, self.prog_bar = num_queries, empty_queries, interval, prog_bar

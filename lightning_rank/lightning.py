@@ -7,6 +7,7 @@ import lightning.pytorch as pl
 from lightning_rank.callbacks import PredictionWriterMixin, RankingMonitorMixin
 from lightning_rank.callbacks_gate import ReleaseGateMixin
 from lightning_rank.callbacks_report import RankingReportMixin
+from lightning_rank.callbacks_retrieval import RetrievalMonitorMixin
 from lightning_rank.datamodule import LetorDataModuleMixin, SyntheticDataModuleMixin
 from lightning_rank.module import RankingModuleMixin
 
@@ -17,6 +18,7 @@ __all__ = [
     "RankingMonitor",
     "RankingReport",
     "ReleaseGate",
+    "RetrievalMonitor",
     "SyntheticDataModule",
 ]
 
@@ -35,6 +37,10 @@ class PredictionWriter(PredictionWriterMixin, pl.Callback):
 
 class ReleaseGate(ReleaseGateMixin, pl.Callback):
     __doc__ = ReleaseGateMixin.__doc__
+
+
+class RetrievalMonitor(RetrievalMonitorMixin, pl.Callback):
+    __doc__ = RetrievalMonitorMixin.__doc__
 
 
 class RankingModule(RankingModuleMixin, pl.LightningModule):

@@ -106,6 +106,43 @@ def five_parts(tmp_path):
     return tmp_path
 
 
+def test_benchmark_of_retrieval(tmp_path):
+    sizes = ("--users=300", "--items=2000", "--size=8", "--rounds=1", "--queries=64", "--batch=16")
+    output = run("benchmarks/retrieval.py", *sizes, cwd=tmp_path)
+    assert len(re.findall(r" MiB$", output, flags=re.MULTILINE)) == 6
+    assert re.search(r"^two, a thread each +\d", output, flags=re.MULTILINE)
+
+
+def rows_of(output: str, names: list[str]) -> list[list[float]]:
+    """The numbers of the rows of a table that begin with these names."""
+    found = [re.search(rf"^{name} +(\d.*)$", output, flags=re.MULTILINE)[1] for name in names]
+    return [[float(number) for number in re.findall(r"(?<!± )\b[01]\.\d{4}", row)] for row in found]
+
+
+def test_retrieval_two_tower(tmp_path):
+    output = run("retrieval_two_tower.py", "--users=300", "--items=200", "--epochs=12", cwd=tmp_path)
+    popular, towers = rows_of(output, ["popular", "two towers"])
+    assert all(a < b <= 1 for a, b in zip(popular, towers, strict=True))
+    rows = [f"{u},{(u * 7 + i * i) % 31},4.5,{i}" for u in range(60) for i in range(6)]
+    (tmp_path / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *rows]))
+    output = run("retrieval_two_tower.py", "--ratings", "ratings.csv", "--epochs=1", cwd=tmp_path)
+    assert output.startswith("60 users, ")
+
+
+def test_text_reranker(tmp_path):
+    output = run("text_reranker.py", "--docstrings=400", "--epochs=4", cwd=tmp_path)
+    bm25, reranker = rows_of(output, ["BM25", "re-ranker"])
+    assert 0.4 < bm25[0] < reranker[0] < 1
+    texts = [f".I {i}\n.T\ntitle\n.W\nwing number{i} flow word{i % 7}\n" for i in range(1, 41)]
+    (tmp_path / "cran.all.1400").write_text("".join(texts))
+    # Queries are judged by their order, 1 to 20, and not by .I.
+    (tmp_path / "cran.qry").write_text("".join(f".I {i * 3:03}\n.W\nnumber{i} flow\n" for i in range(1, 21)))
+    (tmp_path / "cranqrel").write_text("".join(f"{i} {i} -1\n{i} {i + 1} 4\n\n" for i in range(1, 21)))
+    output = run("text_reranker.py", "--cranfield=.", "--epochs=1", "--candidates=10", cwd=tmp_path)
+    assert output.startswith("40 documents, 12 queries")
+    assert rows_of(output, ["BM25"])[0][1] == 1, "only its own text has a query's number"
+
+
 def test_ab_test(tmp_path):
     output = run("ab_test.py", cwd=tmp_path)
     assert "90,000 players, generated data" in output

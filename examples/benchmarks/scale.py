@@ -10,9 +10,9 @@ lengths). Each is run `--repeats` times in turn (once if it takes more than a mi
 fastest counts.
 
 `train`: an epoch of an MLP on that data set with Trainer, RankingModule and LetorDataModule, against a hand-written loop of plain
-PyTorch on the same batches, its data in memory, both on one thread (two on a shared machine wait for one another); the same validation with and without RankingMonitor; and the peak of memory that an
-epoch takes for a quarter of the queries and for all of them. Of a mapped file what counts is memory that is not backed by it
-(RssAnon): the system takes the rest back when it needs it.
+PyTorch on the same batches, its data in memory, both on one thread; the same validation with and without RankingMonitor; and the
+peak of memory that an epoch takes for a quarter of the queries and for all of them. Of a mapped file what counts is memory that is
+not backed by it (RssAnon): the system takes the rest back when it needs it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from lightning_rank.functional.losses import LOSSES
 from lightning_rank.functional.losses import on_lists as _loss
 from lightning_rank.functional.metrics import METRICS, tie_spread
 from lightning_rank.functional.metrics import on_lists as _metric
+from lightning_rank.functional.retrieval import top_items
 from lightning_rank.functional.smooth import smooth
 
 dcg = _metric(METRICS["dcg"])
@@ -75,6 +76,7 @@ __all__ = [
     "smooth",
     "softmax_loss",
     "tie_spread",
+    "top_items",
     "unique_softmax_loss",
     "xendcg_loss",
 ]
