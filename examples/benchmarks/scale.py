@@ -10,9 +10,10 @@ lengths). Each is run `--repeats` times in turn (once if it takes more than a mi
 fastest counts.
 
 `train`: an epoch of an MLP on that data set with Trainer, RankingModule and LetorDataModule, against a hand-written loop of plain
-PyTorch on the same batches, its data in memory, both on one thread; the same validation with and without RankingMonitor; and the
-peak of memory that an epoch takes for a quarter of the queries and for all of them. Of a mapped file what counts is memory that is
-not backed by it (RssAnon): the system takes the rest back when it needs it.
+PyTorch on the same batches, its data in memory; the same validation with and without RankingMonitor. All on one thread and in CPU
+seconds, as two threads on a machine that others use wait for one another. And the peak of memory that an epoch takes for a quarter
+of the queries and for all of them; what counts is memory that the mapped file does not back (RssAnon): the system takes the rest
+back when it needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,7 +34,7 @@ import numpy as np
 
 from lightning_rank.report.tables import print_table
 
-FEATURES, PER_QUERY = 136, 120
+FEATURES, PER_QUERY, BATCHES = 136, 120, (64, 256)
 CONVERT = """
 import sys
 from lightning_rank.data.cache import convert
@@ -147,8 +147,8 @@ def mlp() -> Any:
     return MLPScorer([64, 32], num_features=FEATURES)
 
 
-def work_trainer(folder: str, part: float) -> dict[str, float]:
-    """Seconds of the second epoch, and the peak of memory in it beyond what there was before."""
+def work_trainer(folder: str, batch_size: int, part: float) -> dict[str, float]:
+    """CPU seconds of the second epoch, and the peak of memory in it beyond what there was before."""
     import pytorch_lightning as pl
     import torch
 
@@ -161,18 +161,18 @@ def work_trainer(folder: str, part: float) -> dict[str, float]:
         peak = 0.0
 
         def on_train_epoch_start(self, *_: Any) -> None:
-            self.start = time.perf_counter()
+            self.start = time.process_time()
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx % 20 == 0:
                 self.peak = max(self.peak, rss("RssAnon"))
 
         def on_train_epoch_end(self, *_: Any) -> None:
-            self.seconds = time.perf_counter() - self.start
+            self.seconds = time.process_time() - self.start
 
     torch.manual_seed(0)
     watch = Watch()
-    data = LetorDataModule(train=folder, batch_size=64)
+    data = LetorDataModule(train=folder, batch_size=batch_size)
     module = RankingModule(mlp(), loss="softmax", optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
     trainer = plain_trainer([watch], max_epochs=2, limit_train_batches=part)
     trainer.fit(module, datamodule=data)
@@ -193,7 +193,7 @@ def plain_trainer(callbacks: list[Any], **options: Any) -> Any:
     )  # fmt: skip
 
 
-def work_loop(folder: str, part: float) -> dict[str, float]:
+def work_loop(folder: str, batch_size: int, part: float) -> dict[str, float]:
     """The same by hand, all of the data in memory."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -205,7 +205,7 @@ def work_loop(folder: str, part: float) -> dict[str, float]:
     features, grades = (torch.from_numpy(np.load(Path(folder, f"{name}.npy"))) for name in ("features", "grades"))
     offsets = np.load(Path(folder, "offsets.npy"))
     lists = [(features[a:b], grades[a:b]) for a, b in pairwise(offsets.tolist())]
-    sampler = QueryBatchSampler(torch.from_numpy(np.diff(offsets)), 64, shuffle=True)
+    sampler = QueryBatchSampler(torch.from_numpy(np.diff(offsets)), batch_size, shuffle=True)
     model = mlp()
     model.fit_features(features)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -213,7 +213,7 @@ def work_loop(folder: str, part: float) -> dict[str, float]:
     for epoch in range(2):
         sampler.set_epoch(epoch)
         batches = list(sampler)
-        start = time.perf_counter()
+        start = time.process_time()
         for batch in batches[: round(part * len(batches))]:
             x = pad_sequence([lists[q][0] for q in batch], batch_first=True)
             target = pad_sequence([lists[q][1] for q in batch], batch_first=True, padding_value=-1.0)
@@ -222,25 +222,25 @@ def work_loop(folder: str, part: float) -> dict[str, float]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
     return {"seconds": seconds, "resident": rss("VmHWM")}
 
 
-def work_validate(folder: str, part: float) -> dict[str, float]:
-    """The median seconds of a validation epoch with a monitor and without, in turn."""
+def work_validate(folder: str, batch_size: int, part: float) -> dict[str, float]:
+    """CPU seconds of a validation epoch with a monitor and without, the least of five, in turn."""
     from lightning_rank.pytorch_lightning import LetorDataModule, RankingModule, RankingMonitor
 
-    data = LetorDataModule(val=folder, batch_size=64)
+    data = LetorDataModule(val=folder, batch_size=batch_size)
     module = RankingModule(mlp(), loss="softmax")
     times: dict[str, list[float]] = {"without": [], "with": []}
-    for _ in range(6):
+    for _ in range(5):
         for name in times:
             monitor = [RankingMonitor(["ndcg@10", "map", "mrr"], advice=False)] if name == "with" else []
             trainer = plain_trainer(monitor, limit_val_batches=part)
-            start = time.perf_counter()
+            start = time.process_time()
             trainer.validate(module, datamodule=data, verbose=False)
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values[1:]) for name, values in times.items()}
+            times[name].append(time.process_time() - start)
+    return {name: min(values) for name, values in times.items()}
 
 
 def rss(key: str) -> float:
@@ -252,9 +252,9 @@ def rss(key: str) -> float:
 WORK = {"trainer": work_trainer, "loop": work_loop, "validate": work_validate}
 
 
-def worked(name: str, folder: Path, part: float = 1.0) -> dict[str, float]:
+def worked(name: str, folder: Path, batch_size: int, part: float = 1.0) -> dict[str, float]:
     """A measurement in a process of its own."""
-    command = [sys.executable, __file__, "--work", name, str(folder), str(part)]
+    command = [sys.executable, __file__, "--work", name, str(folder), str(batch_size), str(part)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -264,35 +264,29 @@ def worked(name: str, folder: Path, part: float = 1.0) -> dict[str, float]:
 def compare_training(folder: Path, repeats: int) -> None:
     opened = float(process(OPEN, folder)[0])
     print(f"\nOpening the data set: {1000 * opened:.1f} ms")
-    # In turn, as others may use the machine.
-    runs = {name: [] for name in ("trainer", "loop")}
-    for _ in range(repeats):
-        for name, results in runs.items():
-            results.append(worked(name, folder))
     queries = len(np.load(folder / "offsets.npy", mmap_mode="r")) - 1
-    best = {name: min(results, key=lambda result: result["seconds"]) for name, results in runs.items()}
-    ratio = best["loop"]["seconds"] / best["trainer"]["seconds"]
+    rows = []
+    for size in BATCHES:
+        # In turn, as others may use the machine.
+        runs: dict[str, list[dict[str, float]]] = {"trainer": [], "loop": []}
+        for _ in range(repeats):
+            for name, results in runs.items():
+                results.append(worked(name, folder, size))
+        trainer, loop = (min(result["seconds"] for result in results) for results in runs.values())
+        validation = worked("validate", folder, size)
+        rows.append(
+            [f"{size}", f"{trainer:.2f}", f"{loop:.2f}", f"{loop / trainer:.0%}", f"{validation['without']:.2f}",
+             f"{validation['with'] / validation['without'] - 1:+.1%}"]
+        )  # fmt: skip
     print_table(
-        f"An epoch of {queries:,} queries, the fastest of {repeats}",
-        ["", "seconds", "queries / s", "peak resident MB"],
-        [
-            [
-                told,
-                f"{best[name]['seconds']:.1f}",
-                f"{queries / best[name]['seconds']:,.0f}",
-                f"{best[name]['resident']:.0f}",
-            ]
-            for name, told in (("trainer", "Trainer, mapped data"), ("loop", "loop by hand, data in memory"))
-        ],
+        f"An epoch of {queries:,} queries, CPU seconds, the least of {repeats}",
+        ["queries a batch", "Trainer", "loop by hand", "throughput", "validation", "RankingMonitor"],
+        rows,
     )
-    print(f"Throughput is {ratio:.0%} of the loop's.")
-    validation = worked("validate", folder)
-    cost = validation["with"] / validation["without"] - 1
-    print(f"Validation: {validation['without']:.2f} s, with RankingMonitor {validation['with']:.2f} s: {cost:+.1%}.")
-    quarter = worked("trainer", folder, 0.25)
+    parts = [worked("trainer", folder, BATCHES[0], part)["anonymous"] for part in (0.25, 1.0)]
     print(
-        f"Memory that an epoch takes beyond the mapped file: {quarter['anonymous']:.0f} MB for a quarter of the queries, "
-        f"{best['trainer']['anonymous']:.0f} MB for all."
+        f"Memory that an epoch takes beyond the mapped file: {parts[0]:.0f} MB for a quarter of the queries, "
+        f"{parts[1]:.0f} MB for all."
     )
 
 
@@ -301,14 +295,14 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1_200_000)
     parser.add_argument("--parts", nargs="+", choices=("convert", "train"), default=("convert", "train"))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         import torch
 
         torch.set_num_threads(1)
-        name, folder, part = options.work
-        print(json.dumps(WORK[name](folder, float(part))))
+        name, folder, batch_size, part = options.work
+        print(json.dumps(WORK[name](folder, int(batch_size), float(part))))
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "train.txt")

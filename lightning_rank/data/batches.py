@@ -98,8 +98,10 @@ class RankingDataset(Dataset):
         items = torch.where(mask, items, 0)
         if not len(self.grades):
             items = items[:, :0]
-        # Filled in place: the largest thing here is written as few times as can be.
-        features = self._features(items.flatten()).unflatten(0, items.shape).masked_fill_(~mask[..., None], 0.0)
+        # Only the padding is written a second time: this is the largest thing here.
+        features = self._features(items.flatten())
+        padding = (~mask).flatten().nonzero().squeeze(1)
+        features = features.index_fill_(0, padding, 0.0).unflatten(0, items.shape)
         target = self.grades[items].masked_fill_(~mask, 0.0)
         return {"features": features, "target": target, "mask": mask, "query": queries}
 
