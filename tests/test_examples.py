@@ -66,7 +66,7 @@ def test_benchmark_of_files_compares_equal_values(tmp_path):
 
 
 def test_benchmark_of_scale(tmp_path):
-    output = run("benchmarks/scale.py", "--lines=3000", "--repeats=1", cwd=tmp_path)
+    output = run("benchmarks/scale.py", "--lines=40000", "--repeats=1", cwd=tmp_path)
     assert re.search(r"^lightning_rank convert +[\d.]+ +[\d.]+ +\d+ +1\.0 +1\.0", output, flags=re.MULTILINE)
     assert re.search(r"^scikit-learn load_svmlight_file +\d", output, flags=re.MULTILINE)
     assert len(re.findall(r"^(?:64|256) +[\d.]+ +[\d.]+ +\d+% +[\d.]+ +[+-][\d.]+%$", output, flags=re.MULTILINE)) == 2
