@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         PredictionWriter,
         RankingModule,
         RankingMonitor,
+        RankingReport,
         ReleaseGate,
         RetrievalMonitor,
         SyntheticDataModule,
@@ -92,8 +93,8 @@ _WHERE = {
     "lightning_rank.data.letor": ("read_letor",),
     "lightning_rank.data.synthetic": ("BayesOptimalScorer", "make_ranking"),
     "": (
-        "LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "ReleaseGate", "RetrievalMonitor",
-        "SyntheticDataModule",
+        "LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "RankingReport", "ReleaseGate",
+        "RetrievalMonitor", "SyntheticDataModule",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}

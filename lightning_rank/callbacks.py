@@ -21,6 +21,7 @@ from lightning_rank.conventions import check_number
 from lightning_rank.data.batches import RankingDataset
 from lightning_rank.data.trec import write_run, write_scores
 from lightning_rank.metrics import RankingMetrics
+from lightning_rank.offline.per_query import Baseline
 
 
 class RankingMonitorMixin:
@@ -41,12 +42,23 @@ class RankingMonitorMixin:
         num_queries: log how many queries count, as ``num_queries``.
         empty_queries: log how many queries have no relevant item, as ``empty_queries``.
         interval: log the confidence interval of each mean at this level, such as 0.95, as ``val/ndcg@10/low`` and ``/high``.
+        baseline: a file with the values of another ranker for the validation queries, under the same conventions, as
+            ``RankingReport`` and ``lightning-rank evaluate --per-query`` write it (CSV, TSV, Parquet or JSON lines). Logged is the
+            mean difference from it over the queries of both, ``val/ndcg@10/difference``, with ``/difference/low`` and
+            ``/difference/high`` (paired t; at the level of ``interval``, else 0.95). Queries are joined by id: that of the
+            ``RankingDataset`` where the dataloader has one, else the number in ``indexes``. Needs the extras ``files`` and
+            ``stats``.
         prog_bar: show the metrics in the progress bar.
         advice: after the first epoch, warn of what is easily misread on this data (see ``lightning_rank.advise``).
 
     Raises:
         ValueError: an unknown metric or option; two monitors that would log the same key; a step that returned nothing usable; NaN
-            scores.
+            scores; a baseline that lacks a metric, has several runs or no query in common; with one, no ids or several dataloaders.
+        FileNotFoundError: there is no such baseline, said before training.
+
+    Warns:
+        UserWarning: once: outputs that are nearly a layout, what is easily misread, queries that the baseline or the
+            validation lacks.
 
     Example:
         >>> from lightning_rank.pytorch_lightning import RankingMonitor
@@ -71,6 +83,7 @@ class RankingMonitorMixin:
         num_queries: bool = False,
         empty_queries: bool = False,
         interval: float | None = None,
+        baseline: str | None = None,
         prog_bar: bool = False,
         advice: bool = True,
     ) -> None:
@@ -84,7 +97,8 @@ class RankingMonitorMixin:
             "empty_target_action": empty_target_action,
             "ignore_index": ignore_index,
         }
-        self._template = RankingMetrics(metrics, **{k: v for k, v in conventions.items() if v is not None})
+        self._options = {k: v for k, v in conventions.items() if v is not None}
+        self._template = RankingMetrics(metrics, **self._options)
         if unknown := sorted((keys or {}).keys() - set(self._INPUTS)):
             raise ValueError(
                 f"`keys` says what the step calls {', '.join(self._INPUTS)}; {', '.join(map(repr, unknown))} is none of them."
@@ -97,6 +111,14 @@ class RankingMonitorMixin:
         self._metrics: list[RankingMetrics] = []
         self._advises, self._checks_names = advice, True
         self._facts: Facts | None = None  # of the first epoch's queries
+        self._baseline_path = baseline
+        self._baseline: Baseline | None = None
+        # Where values are kept by query: the numbers of a batch's queries in the data set; their ids there, by dataloader.
+        self._keeps_ids = False
+        self._numbers: Tensor | None = None
+        self._query_ids: list[Sequence[str] | None] = []
+        if baseline is not None:
+            self.keep_query_values()
 
     def new_metrics(self) -> RankingMetrics:
         """The monitor's metrics, without data: for values under the same conventions elsewhere."""
@@ -108,7 +130,32 @@ class RankingMonitorMixin:
         if self.interval is not None:
             names += [f"{name}/{end}" for name in self._template.names for end in ("low", "high")]
         names += ["num_queries"] * self.num_queries + ["empty_queries"] * self.empty_queries
+        if self._baseline_path is not None and stage == "val":
+            names += [f"{name}/difference{end}" for name in self._template.names for end in ("", "/low", "/high")]
         return [self._prefix(stage) + name for name in names]
+
+    def keep_query_values(self) -> None:
+        """From now on keep the value of each query, for ``query_values``; the step must then give their ids."""
+        self._keeps_ids = True
+        if not self._template.per_query:
+            self._template = RankingMetrics(self._template.names, per_query=True, **self._options)
+
+    def query_values(self, dataloader_idx: int = 0) -> dict[str, dict[str, float]]:
+        """The value of each query of the last epoch, over all processes, after ``keep_query_values``.
+
+        Returns:
+            ``{metric: {query id: value}}``; a query without a relevant item counts what the conventions say, and is left out
+            where they skip it.
+        """
+        metrics, named = self._metrics[dataloader_idx], self._query_ids[dataloader_idx]
+        ids, values = metrics.query_values()
+        queries = [str(i) if named is None else named[i] for i in ids.tolist()]
+        filled = {}
+        for entry, column in zip(metrics.entries, values.double().cpu().unbind(1), strict=True):
+            if entry.empty_target_action != "skip":
+                column = column.nan_to_num(float(entry.empty_target_action == "pos"))
+            filled[entry.name] = {query: v for query, v in zip(queries, column.tolist(), strict=True) if v == v}
+        return filled
 
     def _prefix(self, stage: str) -> str:
         return f"{stage}/" if self.prefix is None else self.prefix
@@ -125,8 +172,15 @@ class RankingMonitorMixin:
                     f"Two RankingMonitors would log {', '.join(shared)}, and Lightning would average them: give one another "
                     "`prefix`, such as prefix='linear/'."
                 )
+        if self._baseline_path is not None and self._baseline is None and stage in ("fit", "validate"):
+            self._baseline = Baseline.read(self._baseline_path, self._template.names, alpha=1 - (self.interval or 0.95))
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._baseline is not None and len(trainer.num_val_batches) > 1 and not trainer.sanity_checking:
+            raise ValueError(
+                f"A baseline is that of one validation dataloader, got {len(trainer.num_val_batches)} of them: leave `baseline` "
+                "out, or validate on each by itself."
+            )
         self._start(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches, pl_module)
 
     def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -142,12 +196,14 @@ class RankingMonitorMixin:
             except ValueError as error:
                 warnings.warn(str(error), stacklevel=2)
             return
+        self._note_numbers(batch, trainer.val_dataloaders, dataloader_idx)
         self._update(outputs, pl_module, "validation_step", batch_idx, dataloader_idx)
         self._log_finished(trainer, pl_module, "val", trainer.val_dataloaders, batch_idx, dataloader_idx)
 
     def on_test_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
+        self._note_numbers(batch, trainer.test_dataloaders, dataloader_idx)
         self._update(outputs, pl_module, "test_step", batch_idx, dataloader_idx)
         self._log_finished(trainer, pl_module, "test", trainer.test_dataloaders, batch_idx, dataloader_idx)
 
@@ -164,6 +220,7 @@ class RankingMonitorMixin:
         # Made anew, and on every process for every dataloader, so that a process without data joins in all the same.
         self._metrics = [self.new_metrics().to(pl_module.device) for _ in num_batches]
         self._num_batches = list(num_batches)
+        self._query_ids = [None] * len(self._num_batches)
         self._logged: set[int] = set()
 
     def _inputs(self, outputs: Any, pl_module: Any, step: str) -> dict[str, Tensor]:
@@ -200,11 +257,38 @@ class RankingMonitorMixin:
                     stacklevel=2,
                 )
 
+    def _note_numbers(self, batch: Any, loaders: Any, dataloader_idx: int) -> None:
+        """The numbers of the batch's queries in a ``RankingDataset``, which knows the text of their ids."""
+        self._numbers = None
+        if not self._keeps_ids:
+            return
+        loaders = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
+        loader = loaders[dataloader_idx] if isinstance(loaders, (list, tuple)) else loaders
+        dataset = getattr(loader, "dataset", None)
+        if isinstance(dataset, RankingDataset) and isinstance(batch, Mapping) and isinstance(batch.get("query"), Tensor):
+            self._numbers = batch["query"]
+            self._query_ids[dataloader_idx] = dataset.query_ids
+
+    def _with_ids(self, inputs: dict[str, Tensor], pl_module: Any, step: str, dataloader_idx: int) -> dict[str, Tensor]:
+        by_item = isinstance(inputs["preds"], Tensor) and inputs["preds"].ndim == 1 and "offsets" not in inputs
+        if "indexes" not in inputs and self._numbers is not None and not by_item:
+            return inputs | {"indexes": self._numbers}
+        if "indexes" not in inputs:
+            raise ValueError(
+                f"To keep values by query, {type(pl_module).__name__}.{step} must return their ids as '{self.keys['indexes']}', "
+                "whole numbers that are the same in each epoch: one per query, or one per item where scores are flat."
+            )
+        if inputs["indexes"] is not self._numbers:
+            self._query_ids[dataloader_idx] = None  # ids of its own
+        return inputs
+
     def _update(self, outputs: Any, pl_module: Any, step: str, batch_idx: int, dataloader_idx: int) -> None:
         inputs = self._inputs(outputs, pl_module, step)
         metrics = self._metrics[dataloader_idx]
         if isinstance(inputs["preds"], Tensor) and metrics.device != inputs["preds"].device:
             metrics.to(inputs["preds"].device)
+        if self._keeps_ids:
+            inputs = self._with_ids(inputs, pl_module, step, dataloader_idx)
         if self._advises:
             self._note_facts(inputs)
         try:
@@ -271,6 +355,10 @@ class RankingMonitorMixin:
         if self.interval is not None:
             for name, interval in metrics.interval(self.interval).items():
                 values |= {f"{name}/low": interval.low, f"{name}/high": interval.high}
+        if self._baseline is not None and stage == "val":
+            for name, found in self._baseline.against(self.query_values(index), says=trainer.is_global_zero).items():
+                ends = {"": found.difference, "/low": found.low, "/high": found.high}
+                values |= {f"{name}/difference{end}": value for end, value in ends.items()}
         for name, value in values.items():
             pl_module.log(
                 self._prefix(stage) + name + suffix,

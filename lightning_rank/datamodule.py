@@ -10,25 +10,45 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_rank.data.batches import QueryBatchSampler, RankingDataset
-from lightning_rank.data.letor import read_letor
+from lightning_rank.conventions import check_choice
+from lightning_rank.data.batches import LAYOUTS, QueryBatchSampler, QueryLoader, RankingDataset
+from lightning_rank.data.cache import DTYPES, CachedDataset, convert, is_cache, open_cache
+from lightning_rank.data.features import source_items
+from lightning_rank.data.items import assembled
 from lightning_rank.data.synthetic import BayesOptimalScorer, make_ranking
 
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
 class _RankingData:
-    """Batches of whole queries from in-memory data sets, one for each split."""
+    """Batches of whole queries from data sets, one for each split."""
 
     def __init__(
-        self, batch_size: int, max_items: int | None, shuffle: bool, num_workers: int, num_features: int | None, seed: int
+        self,
+        batch_size: int | None,
+        max_items: int | None = None,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        num_features: int | None = None,
+        seed: int = 0,
+        batch_items: int | None = None,
+        layout: str = "padded",
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("max_items", max_items), ("num_features", num_features)):
+        numbers = {
+            "batch_size": batch_size,
+            "max_items": max_items,
+            "num_features": num_features,
+            "batch_items": batch_items,
+        }
+        for name, value in numbers.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"`{name}` must be a whole number >= 1, got {value!r}.")
-        self.batch_size, self.max_items, self.shuffle = batch_size, max_items, shuffle
-        self.num_workers, self.num_features, self.seed = num_workers, num_features, seed
+        if batch_size is None and batch_items is None:
+            raise ValueError("`batch_size` (queries) or `batch_items` must say how large a batch is; both are None.")
+        check_choice("layout", layout, LAYOUTS)
+        self.batch_size, self.batch_items, self.max_items, self.shuffle = batch_size, batch_items, max_items, shuffle
+        self.num_workers, self.num_features, self.seed, self.layout = num_workers, num_features, seed, layout
         self.splits: dict[str, RankingDataset] = {}
 
     def load(self, split: str) -> RankingDataset:
@@ -57,11 +77,15 @@ class _RankingData:
     def _loader(self, split: str) -> DataLoader:
         data = self._data(split)
         shuffle = split == "train" and self.shuffle
+        lengths = data.lengths
         if split == "train" and self.max_items is not None:
             data = replace(data, max_items=self.max_items)
-        sampler = QueryBatchSampler(data.lengths, self.batch_size, shuffle=shuffle, seed=self.seed)
+            lengths = lengths.clamp(max=self.max_items)
+        if split != "predict":  # what writes predictions reads padded ones
+            data = replace(data, layout=self.layout)
+        sampler = QueryBatchSampler(lengths, self.batch_size, shuffle=shuffle, seed=self.seed, batch_items=self.batch_items)
         # The sampler gives whole batches, which the data set looks up at once.
-        return DataLoader(
+        return QueryLoader(
             data,
             sampler=sampler,
             batch_size=None,
@@ -90,19 +114,29 @@ class _RankingData:
 
 
 class LetorDataModuleMixin(_RankingData):
-    """LETOR files (``grade qid:id feature:value ... # comment``, also gzip) for training and evaluation.
+    """LETOR files (``grade qid:id feature:value ... # comment``, also gzip), or tables, for training and evaluation.
+
+    Files that end in ``.parquet``, ``.pq``, ``.csv`` or ``.tsv`` are tables with a row per item. With ``cache`` all are converted
+    once into memory-mapped files, see ``convert``: they need not fit in memory, and are there at once the next time. A folder that
+    ``convert`` made can be named instead of files.
 
     Args:
         root: folder that file names are relative to; where no file is named, its ``train.txt``, ``vali.txt`` and ``test.txt``,
             or those with ``.gz``.
         train, val, test, predict: a file, or a list of files that are read as one; ``predict`` is ``test`` if not given.
-        batch_size: queries per batch; batches hold lists of similar length.
+        batch_size: queries per batch; batches hold lists of similar length. None: as many as ``batch_items`` lets in.
         max_items: cut longer lists, in training only: the items graded above 0 are kept first, then others at random, anew
             in each epoch.
         shuffle: another order of the training queries in each epoch.
         num_workers: processes that make batches; 0 is fastest for data in memory.
         num_features: the declared number of features; None takes it from the training data.
         seed: of the order.
+        batch_items: items per batch at most, padding included, so that long lists do not fill memory.
+        layout: of batches, ``"padded"`` or ``"jagged"`` (items end to end, no padding), except in ``predict``.
+        cache: folder for converted data; None reads the files into memory.
+        dtype: of features in the cache, ``"float32"`` or ``"float16"``; batches are float32.
+        columns: of tables: ``query``, ``grade``, ``document``, ``features`` (a list); what is left out is found by its usual
+            names, and the features are all other columns of numbers.
 
     Raises:
         ValueError: a split is needed and has no file, a malformed line (named), or a number is out of its range.
@@ -120,15 +154,24 @@ class LetorDataModuleMixin(_RankingData):
         val: str | list[str] | None = None,
         test: str | list[str] | None = None,
         predict: str | list[str] | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = 64,
         max_items: int | None = None,
         shuffle: bool = True,
         num_workers: int = 0,
         num_features: int | None = None,
         seed: int = 0,
+        batch_items: int | None = None,
+        layout: str = "padded",
+        cache: str | None = None,
+        dtype: str = "float32",
+        columns: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(batch_size, max_items, shuffle, num_workers, num_features, seed)
-        self.root = root
+        super().__init__(batch_size, max_items, shuffle, num_workers, num_features, seed, batch_items, layout)
+        check_choice("dtype", dtype, DTYPES)
+        if dtype != "float32" and cache is None:
+            raise ValueError(f"`dtype` is of the features in a `cache`, and there is none; got {dtype!r}.")
+        self.root, self.cache, self.dtype, self.columns = root, cache, dtype, columns
+        self._declared = num_features
         named = {"train": train, "val": val, "test": test, "predict": predict}
         if root is None and not any(named.values()):
             raise ValueError("LetorDataModule needs `root`, or files for `train`, `val`, `test` or `predict`.")
@@ -159,7 +202,30 @@ class LetorDataModuleMixin(_RankingData):
                     f" None is named as usual (train.txt, vali.txt, test.txt, or .gz) in {self.root}, which holds {held}."
                 )
             raise ValueError(f"LetorDataModule has no `{split}` file.{place} Give one, as `{split}: FILE`.")
-        return read_letor(*self.files[split], num_features=self.num_features)
+        return self._read(self.files[split])
+
+    def _read(self, files: list[Path]) -> RankingDataset:
+        if any(map(is_cache, files)):
+            if len(files) > 1:
+                raise ValueError(f"A converted data set is a whole split; got {', '.join(map(str, files))}.")
+            return open_cache(files[0])
+        if self.cache is not None:
+            # With the number that was declared, which is the same whichever split comes first.
+            return self._converted(files, self._declared)
+        return assembled(source_items(files, self.num_features, self.columns), self.num_features)
+
+    def _converted(self, files: list[Path], num_features: int | None) -> CachedDataset:
+        folder = convert(
+            files, self.cache or "", num_features=num_features, dtype=self.dtype, columns=self.columns, progress=True
+        )
+        return open_cache(folder)
+
+    def _data(self, split: str) -> RankingDataset:
+        data = self.splits[split]
+        if isinstance(data, CachedDataset) and self.cache is not None and data.num_features < (self.num_features or 0):
+            # A file that lacks the last features is converted as wide as the training data, not widened in memory.
+            self.splits[split] = self._converted(self.files[split], self.num_features)
+        return super()._data(split)
 
 
 class SyntheticDataModuleMixin(_RankingData):
@@ -196,7 +262,7 @@ class SyntheticDataModuleMixin(_RankingData):
         batch_size: int = 64,
         seed: int = 0,
     ) -> None:
-        super().__init__(batch_size, None, True, 0, num_features, seed)
+        super().__init__(batch_size, num_features=num_features, seed=seed)
         self.sizes = {"train": num_train, "val": num_val, "test": num_test, "predict": num_test}
         self.min_items, self.longest, self.difficulty = min_items, max_items, difficulty
         self.optimal_scorer = BayesOptimalScorer(num_features, seed)

@@ -106,7 +106,9 @@ class GateDecision(Result):
         )
         options = "".join(f"<li>{html.escape(f'{name}: {value}')}</li>" for name, value in self.options.items())
         return (
-            '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Release gate</title><style>'
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width,initial-scale=1"><title>Release gate</title><style>'
+            ":root{color-scheme:light dark}"
             "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
             "table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #d0d7de;padding:.4rem;text-align:left}"
             f'</style></head><body><h1>Release gate: <span style="color:{colour[self.outcome]}">{self.outcome}</span></h1>'

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_rank.conventions import check_number, options_of, sum_dtype, values_are_free
+from lightning_rank.extras import extra
 from lightning_rank.functional.entries import SHARED_OPTIONS, Entry, resolve, shared_options, values_of
 from lightning_rank.functional.metrics import METRICS, MetricSpec, parse_name
 from lightning_rank.functional.ranking import Ranking, check_judgements, rank, rank_in_blocks
@@ -539,10 +540,7 @@ class RankingMetrics(_Streaming):
 
         ``val`` are values by name, as ``compute`` returns them (None computes); the figure and the axes are returned.
         """
-        try:
-            import matplotlib.pyplot as plt
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("Plots need matplotlib: pip install 'lightning-rank[plot]'.") from error
+        plt = extra("matplotlib.pyplot", "Plots need", "plot")
         values = self.compute() if val is None else val
         figure, ax = plt.subplots(layout="constrained") if ax is None else (ax.get_figure(), ax)
         curves: dict[str, list[tuple[int | None, float]]] = {}

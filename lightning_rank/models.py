@@ -13,6 +13,7 @@ from lightning_rank.conventions import check_choice, check_number
 
 TRANSFORMS = ("standardize", "log1p", "none")
 NORMALIZATIONS = ("none", "layer")
+_ITEMS_AT_A_TIME = 1 << 14
 
 
 class FeatureTransform(nn.Module):
@@ -46,13 +47,24 @@ class FeatureTransform(nn.Module):
         """Learn from ``[..., feature]``."""
         if self.kind == "none":
             return
-        flat = self._squash(features).flatten(0, -2).double()
+        flat = features.flatten(0, -2)
         if not len(flat):
             raise ValueError("There is no item to learn the scale of the features from.")
-        deviation = flat.std(0, correction=0)
-        self.mean = flat.mean(0).to(self.mean)
+        number = 0
+        mean = squares = largest = flat.new_zeros(flat.shape[1], dtype=torch.float64)
+        # Some items at a time, as they may lie in a file larger than memory; merged as Chan et al. (1979) do.
+        for some in flat.split(_ITEMS_AT_A_TIME):
+            values = self._squash(some.float() if some.dtype == torch.float16 else some).double()
+            number += len(values)
+            own_mean = values.mean(0)
+            step = own_mean - mean
+            mean = mean + step * (len(values) / number)
+            squares = squares + (values - own_mean).square_().sum(0) + step**2 * (len(values) * (1 - len(values) / number))
+            largest = torch.maximum(largest, values.abs().amax(0))
+        deviation = (squares / number).sqrt()
+        self.mean = mean.to(self.mean)
         # What is constant up to rounding has no scale.
-        varies = deviation > 1e-6 * flat.abs().amax(0)
+        varies = deviation > 1e-6 * largest
         self.scale = torch.where(varies, 1 / deviation, 0.0).to(self.scale)
 
     def _squash(self, features: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ class RankingModuleMixin:
     """Trains any scorer on any ranking loss.
 
     Batches are dicts of ``features`` ``[query, item, feature]``, ``target`` and ``mask`` ``[query, item]``, and ``query``
-    ``[query]``, the number of each query, as the data modules here make them. Validation and test return what
-    ``RankingMonitor`` reads.
+    ``[query]``, the number of each query, as the data modules here make them; or jagged, ``features`` ``[item, feature]``,
+    ``target`` ``[item]``, ``offsets`` ``[query + 1]`` and ``query``, for scorers that see one item at a time. Validation and test
+    return what ``RankingMonitor`` reads.
 
     Args:
         scorer: a module from ``[query, item, feature]`` to ``[query, item]``; it gets ``mask`` too if its ``forward`` takes
@@ -76,10 +77,22 @@ class RankingModuleMixin:
         return scores
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        preds = self(batch["features"], batch["mask"])
-        loss = self.loss(preds, batch["target"], mask=batch["mask"])
-        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(preds), prog_bar=True, sync_dist=True)
+        preds, layout = self._scores(batch)
+        loss = self.loss(preds, batch["target"], **layout)
+        queries = len(batch["offsets"]) - 1 if "offsets" in batch else len(preds)
+        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=queries, prog_bar=True, sync_dist=True)
         return loss
+
+    def _scores(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Scores, and the layout that they have."""
+        if "offsets" not in batch:
+            return self(batch["features"], batch["mask"]), {"mask": batch["mask"]}
+        if self._takes_mask:
+            raise ValueError(
+                f"{type(self.scorer).__name__} sees the items of a query together, so it needs padded batches with a mask: set "
+                "layout='padded' in the data module."
+            )
+        return self(batch["features"]), {"offsets": batch["offsets"]}
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         return self._evaluate(batch, "val/loss")
@@ -92,9 +105,9 @@ class RankingModuleMixin:
         return {"preds": preds, "mask": batch["mask"], "query": batch["query"]}
 
     def _evaluate(self, batch: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-        preds = self(batch["features"], batch["mask"])
-        outputs = {"preds": preds, "target": batch["target"], "mask": batch["mask"], "query": batch["query"]}
-        self.log(name, self.loss(preds, batch["target"], mask=batch["mask"]), batch_size=len(preds), sync_dist=True)
+        preds, layout = self._scores(batch)
+        outputs = {"preds": preds, "target": batch["target"], "query": batch["query"], **layout}
+        self.log(name, self.loss(preds, batch["target"], **layout), batch_size=len(batch["query"]), sync_dist=True)
         if self.trainer.world_size > 1:
             # A distributed sampler repeats queries to even out the processes; by their ids they count once.
             outputs["indexes"] = batch["query"]

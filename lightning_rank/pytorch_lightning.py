@@ -6,6 +6,7 @@ import pytorch_lightning as pl
 
 from lightning_rank.callbacks import PredictionWriterMixin, RankingMonitorMixin
 from lightning_rank.callbacks_gate import ReleaseGateMixin
+from lightning_rank.callbacks_report import RankingReportMixin
 from lightning_rank.callbacks_retrieval import RetrievalMonitorMixin
 from lightning_rank.datamodule import LetorDataModuleMixin, SyntheticDataModuleMixin
 from lightning_rank.module import RankingModuleMixin
@@ -15,6 +16,7 @@ __all__ = [
     "PredictionWriter",
     "RankingModule",
     "RankingMonitor",
+    "RankingReport",
     "ReleaseGate",
     "RetrievalMonitor",
     "SyntheticDataModule",
@@ -23,6 +25,10 @@ __all__ = [
 
 class RankingMonitor(RankingMonitorMixin, pl.Callback):
     __doc__ = RankingMonitorMixin.__doc__
+
+
+class RankingReport(RankingReportMixin, pl.Callback):
+    __doc__ = RankingReportMixin.__doc__
 
 
 class PredictionWriter(PredictionWriterMixin, pl.Callback):

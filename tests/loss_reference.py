@@ -86,8 +86,10 @@ def approx_mrr(scores, grades, weights, *, top_k=None, temperature=1.0, min_rele
         return None
     ranks = soft_ranks(scores, temperature)
     cuts = soft_cuts(ranks, top_k)
-    # amax shares the gradient of equal maxima between them.
-    return 1 - torch.stack([weights[i] * cuts[i] / ranks[i] for i in relevant]).amax() / max(weights[i] for i in relevant)
+    values = torch.stack([weights[i] * cuts[i] / ranks[i] for i in relevant])
+    # Equal maxima share the gradient; sums that are added up in different orders are equal but for rounding.
+    largest = values[values >= values.max() - 1e-12].mean()
+    return 1 - largest / max(weights[i] for i in relevant)
 
 
 def approx_map(scores, grades, weights, *, top_k=None, temperature=1.0, min_relevance=1):

@@ -65,6 +65,14 @@ def test_benchmark_of_files_compares_equal_values(tmp_path):
     assert re.search(r"100,000 resamples of 40 queries: \d", output)
 
 
+def test_benchmark_of_scale(tmp_path):
+    output = run("benchmarks/scale.py", "--lines=40000", "--repeats=1", cwd=tmp_path)
+    assert re.search(r"^lightning_rank convert +[\d.]+ +[\d.]+ +\d+ +1\.0 +1\.0", output, flags=re.MULTILINE)
+    assert re.search(r"^scikit-learn load_svmlight_file +\d", output, flags=re.MULTILINE)
+    assert len(re.findall(r"^(?:64|256) +[\d.]+ +[\d.]+ +\d+% +[\d.]+ +[+-][\d.]+%$", output, flags=re.MULTILINE)) == 2
+    assert re.search(r"beyond the mapped file: \d+ MB for a quarter of the queries, \d+ MB for all", output)
+
+
 def test_benchmark_of_losses_compares_equal_values(tmp_path):
     command = ("benchmarks/losses.py", "--shapes", "3x20", "4 jagged", "--growth")
     output = run(*command, "--losses", "approx_ndcg", "lambda", cwd=tmp_path)

@@ -13,12 +13,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "lightning_rank"
 NAME = PACKAGE.name
 FLOORS = (
-    ("lists", "conventions"),
+    ("lists", "conventions", "extras"),
     ("functional", "stats"),
-    ("metrics", "losses", "models", "data", "online", "explain", "advise", "report"),
+    ("metrics", "losses", "models", "data", "online", "explain", "advise"),
     ("offline",),
+    ("report",),
     ("callbacks", "module", "datamodule", "gate"),
-    ("callbacks_gate", "callbacks_retrieval"),
+    ("callbacks_gate", "callbacks_report", "callbacks_retrieval"),
     ("pytorch_lightning", "lightning"),  # the third floor, joined to each Lightning package
     ("cli", "__init__"),
 )

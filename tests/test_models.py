@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_rank import models
 from lightning_rank.models import FeatureTransform, LinearScorer, MLPScorer, SelfAttentionScorer
 from tests.conftest import SEEDS
 
@@ -169,3 +170,22 @@ def test_bad_options(options, words):
 def test_there_must_be_data_to_learn_from():
     with pytest.raises(ValueError, match="no item"):
         FeatureTransform().fit(torch.zeros(0, 3))
+
+
+@pytest.mark.parametrize("kind", ["standardize", "log1p"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_scale_of_features_is_learnt_some_items_at_a_time(monkeypatch, kind, dtype):
+    generator = torch.Generator().manual_seed(0)
+    features = (torch.randn(1000, 5, generator=generator) * 3 + torch.tensor([0.0, 50, -7, 0, 1])).to(dtype)
+    features[:, 3] = 4.0
+    whole, parts = FeatureTransform(kind), FeatureTransform(kind)
+    whole.fit(features)
+    monkeypatch.setattr(models, "_ITEMS_AT_A_TIME", 17)
+    parts.fit(features)
+    torch.testing.assert_close(parts.mean, whole.mean)
+    torch.testing.assert_close(parts.scale, whole.scale)
+    exact = features.double() if kind == "standardize" else features.double().sign() * features.double().abs().log1p()
+    torch.testing.assert_close(parts.mean, exact.mean(0).float())
+    deviation = (1 / exact.std(0, correction=0)[[0, 1, 2, 4]]).float()
+    torch.testing.assert_close(parts.scale[[0, 1, 2, 4]], deviation)
+    assert parts.scale[3] == 0

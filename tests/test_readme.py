@@ -55,6 +55,7 @@ def test_commands_one_after_the_other(tmp_path):
     run(["sh", "-ec", script], tmp_path)
     assert (tmp_path / "run.txt").read_text().count("\n") == (tmp_path / "scores.txt").read_text().count("\n") > 0
     assert (tmp_path / "values.csv").read_text().count("\n") == 11
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 def test_links_and_pictures_exist():

@@ -4,8 +4,8 @@
     pip install sentence-transformers                  # compared where it is installed, up to 1,000 items
 
 "Dense" is the textbook formula in a few lines of PyTorch, all pairs laid out, its gradient by autograd: what people write. Both
-sides get the same scores and five grades; values are compared before anything is timed. Times are medians; memory is the rise
-above what the process held before, at its peak, each in a process of its own.
+sides get the same scores and five grades; values are compared before anything is timed. Times are medians, the sides taking turns
+in one process; memory is the rise above what the process held before, at its peak, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
-from measuring import extra_bytes, printed_by, seconds
+from measuring import alternately, extra_bytes, printed_by, seconds
 from torch import Tensor
 
 from lightning_rank import functional
@@ -120,7 +120,7 @@ class Scores(torch.nn.Module):
         return {"scores": self.scores}
 
 
-def public(name: str, score: Tensor, grade: Tensor) -> Callable[[], Tensor] | None:
+def public(name: str, shape: str) -> Callable[[], Tensor]:
     from sentence_transformers.cross_encoder import losses
     from sentence_transformers.cross_encoder.losses import LambdaRankScheme, NDCGLoss2PPScheme
 
@@ -129,8 +129,7 @@ def public(name: str, score: Tensor, grade: Tensor) -> Callable[[], Tensor] | No
         "lambdarank": lambda model: losses.LambdaLoss(model, LambdaRankScheme(), mini_batch_size=-1),
         "lambda": lambda model: losses.LambdaLoss(model, NDCGLoss2PPScheme(), mini_batch_size=-1),
     }
-    if name not in makers:
-        return None
+    score, grade, _ = lists_of(shape)
     queries, documents = ["q"] * len(score), [["d"] * row for row in [score.shape[1]] * len(score)]
     leaf = score.clone().requires_grad_()
     loss = makers[name](Scores(leaf.flatten()))
@@ -193,29 +192,34 @@ def dense(name: str, shape: str) -> Callable[[], Tensor]:
     return run
 
 
-def measure(side: str, name: str, shape: str) -> str:
-    """Seconds, extra bytes and the value, measured in this process."""
-    if side == "public":
-        score, grade, _ = lists_of(shape)
-        run = public(name, score, grade)
-        assert run is not None
-    else:
-        run = {"here": here, "dense": dense}[side](name, shape)
-    {"here": here, "dense": dense, "public": here}[side](name, "2x5")()  # what a first call loads
-    extra = extra_bytes(run)
-    return f"{seconds(run)} {extra} {run().item()}"
+SIDES = {"here": here, "dense": dense, "public": public}
+
+
+def measure(sides: str, name: str, shape: str) -> str:
+    """Of one side its extra bytes and its value, of several their seconds, measured in this process."""
+    runs = [SIDES[side](name, shape) for side in sides.split(",")]
+    if len(runs) > 1:
+        return " ".join(map(str, alternately(runs)))
+    SIDES[sides](name, "2x5")()  # what a first call loads
+    return f"{extra_bytes(runs[0])} {runs[0]().item()}"
 
 
 def compare(name: str, shape: str, threads: int) -> list[str]:
     items = 400 if shape.endswith("jagged") else int(shape.split("x")[1])
-    sides = ["here"] + ["dense"] * (items <= 10_000)
+    sides = ["here", *["dense"] * (items <= 10_000)]
     if find_spec("sentence_transformers") and items <= 1_000 and name in ("ranknet", "lambdarank", "lambda"):
         sides += ["public"] * (not shape.endswith("jagged"))
-    times, extras, values = {}, {}, {}
+    extras, values = {}, {}
     for side in sides:
         printed = printed_by(__file__, "--one", side, name, shape, "--threads", str(threads))
         if printed is not None:
-            times[side], extras[side], values[side] = map(float, printed.split())
+            extras[side], values[side] = map(float, printed.split())
+    sides = [side for side in sides if side in values]
+    if len(sides) > 1:
+        took = printed_by(__file__, "--one", ",".join(sides), name, shape, "--threads", str(threads))
+        times = dict(zip(sides, map(float, took.split()), strict=True))
+    else:
+        times = {"here": seconds(here(name, shape))}
     # The textbook of NeuralNDCG stops after 30 rounds, which is not yet the limit.
     if "dense" in values and name != "neural_ndcg" and abs(values["dense"] - values["here"]) > 1e-4 * abs(values["here"]):
         raise SystemExit(f"{name} differs on {shape}: {values['here']} here, {values['dense']} dense.")

@@ -6,19 +6,26 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 def seconds(run: Callable[[], object], budget: float = 1.5) -> float:
     """Median time of as many runs as fit into the budget, after one to warm up."""
-    start = time.perf_counter()
-    run()
-    times, spent = [], time.perf_counter() - start
-    while not times or (sum(times) + spent < budget and len(times) < 30):
-        start = time.perf_counter()
+    return alternately([run], budget)[0]
+
+
+def alternately(runs: Sequence[Callable[[], object]], budget: float = 1.5) -> list[float]:
+    """The same of several sides, which take turns, so that what else the machine does meets all of them."""
+    began = time.perf_counter()
+    for run in runs:
         run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    times: list[list[float]] = [[] for _ in runs]
+    while not times[0] or (time.perf_counter() - began < budget * len(runs) and len(times[0]) < 100):
+        for run, of_run in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run()
+            of_run.append(time.perf_counter() - start)
+    return [statistics.median(of_run) for of_run in times]
 
 
 def extra_bytes(run: Callable[[], object]) -> int:

@@ -19,10 +19,22 @@ def main(args: list[str] | None = None) -> int:
             from lightning_rank.cli import offline
 
             offline.run(given)
+        elif given and given[0] == "report":
+            from lightning_rank.cli import report
+
+            report.run(given[1:])
+        elif given and given[0] == "explain":
+            from lightning_rank.cli import explain
+
+            explain.run(given)
         elif given and given[0] in ("signals", "experiment", "gate"):
             from lightning_rank.cli import online
 
             return online.run(given)
+        elif given and given[0] == "data":
+            from lightning_rank.cli import data
+
+            data.run(given)
         else:
             from lightning_rank.cli import training
 

@@ -7,13 +7,17 @@ import importlib
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_rank.data.runs import Judgements, Run, polars
 from lightning_rank.data.tables import FORMATS, JUDGEMENT_FORMATS, read_judgements, read_run, table_kind, write_table
 from lightning_rank.data.trec import writing
+
+if TYPE_CHECKING:
+    from lightning_rank.offline.compare import Comparison
 
 _DEFAULT = "ndcg@10 map mrr@10 recall@100"
 
@@ -25,19 +29,40 @@ def run(args: Sequence[str]) -> None:
         ValueError, OSError: bad input, before anything is written.
     """
     options = _parser().parse_args(args)
-    with warnings.catch_warnings():
-        warnings.showwarning = _say  # type: ignore[assignment]  # it ignores where in the code it came from
+    with plain_warnings():
         _run(options)
 
 
-def _run(options: argparse.Namespace) -> None:
-    for path in (options.output, options.per_query):
-        if path is not None and Path(path).exists() and not options.overwrite:
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Within, a warning is one line on stderr."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _say  # type: ignore[assignment]  # it ignores where in the code it came from
+        yield
+
+
+def refuse_existing(*paths: str | None, overwrite: bool) -> None:
+    """Raise where one of the files to be written is there already.
+
+    Raises:
+        FileExistsError: it is, and ``overwrite`` is False.
+    """
+    for path in paths:
+        if path is not None and Path(path).exists() and not overwrite:
             raise FileExistsError(f"{path} exists: choose another name, or give --overwrite.")
+
+
+def _run(options: argparse.Namespace) -> None:
+    refuse_existing(options.output, options.per_query, overwrite=options.overwrite)
     if options.per_query is not None:
         table_kind(options.per_query)
     if options.command == "evaluate" and options.q and options.format != "trec_eval":
         raise ValueError("-q prints lines as trec_eval does: add --format trec_eval, or name a file by --per-query.")
+    (_evaluate if options.command == "evaluate" else _compare)(options)
+
+
+def read_inputs(options: argparse.Namespace) -> tuple[Judgements, dict[str, Run]]:
+    """What the options of ``add_files`` name."""
     # Loading torch takes about as long as reading a large run, which happens outside Python.
     loading = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
     loading.start()
@@ -46,10 +71,11 @@ def _run(options: argparse.Namespace) -> None:
     )
     runs = _runs(options)
     loading.join()
-    (_evaluate if options.command == "evaluate" else _compare)(options, judgements, runs)
+    return judgements, runs
 
 
-def _evaluate(options: argparse.Namespace, judgements: Judgements, runs: dict[str, Run]) -> None:
+def _evaluate(options: argparse.Namespace) -> None:
+    judgements, runs = read_inputs(options)
     from lightning_rank.offline.evaluate import evaluate
     from lightning_rank.offline.text import evaluations
 
@@ -62,13 +88,19 @@ def _evaluate(options: argparse.Namespace, judgements: Judgements, runs: dict[st
     _put(evaluations(results, options.format, per_query=options.q), options)
 
 
-def _compare(options: argparse.Namespace, judgements: Judgements, runs: dict[str, Run]) -> None:
+def compared(options: argparse.Namespace) -> Comparison:
+    """The comparison that the options of ``add_inputs`` ask for."""
+    judgements, runs = read_inputs(options)
     from lightning_rank.offline.compare import compare
 
-    result = compare(
+    return compare(
         judgements, runs, options.metrics, test=options.test, correction=options.correction, alpha=1 - options.level,
         resamples=options.resamples, seed=options.seed, **_asked(options),
     )  # fmt: skip
+
+
+def _compare(options: argparse.Namespace) -> None:
+    result = compared(options)
     if options.per_query is not None:
         rows = polars().concat([r.to_polars() for r in result.evaluations.values()])
         write_table(options.per_query, rows, overwrite=options.overwrite)
@@ -124,6 +156,49 @@ def _say(message: Warning | str, *_: Any) -> None:
     print(f"lightning-rank: warning: {message}", file=sys.stderr)
 
 
+def add_files(command: argparse.ArgumentParser, *, baseline: bool) -> argparse._ArgumentGroup:
+    """Add the options that name files."""
+    files = command.add_argument_group("files")
+    files.add_argument("--qrels", required=True, metavar="FILE", help="the judgements")
+    files.add_argument(
+        "--run", required=True, action="append", metavar="[NAME=]FILE",
+        help="a run; again for another" + (" (the first is the baseline)" if baseline else ""),
+    )  # fmt: skip
+    files.add_argument(
+        "--qrels-format", choices=JUDGEMENT_FORMATS, help="kind of the judgements; by the file's name and first line"
+    )
+    files.add_argument("--run-format", choices=FORMATS, help="kind of the runs; by the file's name and first line")
+    files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
+    files.add_argument("--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table")
+    files.add_argument("--strict", action="store_true", help="refuse repeated documents and judgements")
+    return files
+
+
+def add_inputs(command: argparse.ArgumentParser, *, baseline: bool) -> None:
+    """Add the options that name files, measures and, with a baseline, the test."""
+    add_files(command, baseline=baseline)
+    what = command.add_argument_group("measures")
+    what.add_argument("--metrics", nargs="+", default=[_DEFAULT], metavar="NAME", help=f"by default {_DEFAULT}")
+    what.add_argument("--convention", metavar="TOOL", help="options of a tool, such as trec_eval")
+    what.add_argument("--missing", default="zero", metavar="zero|skip|error", help="what a query counts that a run misses")
+    what.add_argument("--depth", "-M", type=int, metavar="N", help="documents of each query that count, after sorting")
+    what.add_argument("--min-relevance", "-l", type=float, default=1, metavar="GRADE", help="relevant from this grade on")
+    what.add_argument("--level", type=float, default=0.95, help="of the intervals")
+    for name, values in (
+        ("gain", "exp2|linear"), ("ties", "average|stable|optimistic|pessimistic"), ("denominator", "relevant|cutoff|hits"),
+        ("empty-target-action", "neg|pos|skip|error"),
+    ):  # fmt: skip
+        what.add_argument(f"--{name}", metavar=values)
+    what.add_argument("--p", type=float, help="persistence of rbp")
+    what.add_argument("--max-grade", type=float, help="best grade there is, for err")
+    if baseline:
+        test = command.add_argument_group("test")
+        test.add_argument("--test", default="t", metavar="t|randomization|bootstrap|wilcoxon")
+        test.add_argument("--correction", default="holm", metavar="holm|bonferroni|hochberg|bh|by")
+        test.add_argument("--resamples", type=int, default=9999)
+        test.add_argument("--seed", type=int, default=0)
+
+
 def _parser() -> argparse.ArgumentParser:
     # Choices are checked where they mean something, which says more; their lists would need torch here.
     parser = argparse.ArgumentParser(prog="lightning-rank", description="Judge runs in files.")
@@ -135,45 +210,7 @@ def _parser() -> argparse.ArgumentParser:
         (evaluate, ("table", "markdown", "latex", "json", "trec_eval")),
         (compare, ("table", "markdown", "latex", "json")),
     ):
-        files = command.add_argument_group("files")
-        files.add_argument("--qrels", required=True, metavar="FILE", help="the judgements")
-        files.add_argument(
-            "--run", required=True, action="append", metavar="[NAME=]FILE",
-            help="a run; again for another" + (" (the first is the baseline)" if command is compare else ""),
-        )  # fmt: skip
-        files.add_argument(
-            "--qrels-format", choices=JUDGEMENT_FORMATS, help="kind of the judgements; by the file's name and first line"
-        )
-        files.add_argument("--run-format", choices=FORMATS, help="kind of the runs; by the file's name and first line")
-        files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
-        files.add_argument(
-            "--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table"
-        )
-        files.add_argument("--strict", action="store_true", help="refuse repeated documents and judgements")
-        what = command.add_argument_group("measures")
-        what.add_argument("--metrics", nargs="+", default=[_DEFAULT], metavar="NAME", help=f"by default {_DEFAULT}")
-        what.add_argument("--convention", metavar="TOOL", help="options of a tool, such as trec_eval")
-        what.add_argument(
-            "--missing", default="zero", metavar="zero|skip|error", help="what a query counts that a run misses"
-        )
-        what.add_argument("--depth", "-M", type=int, metavar="N", help="documents of each query that count, after sorting")
-        what.add_argument(
-            "--min-relevance", "-l", type=float, default=1, metavar="GRADE", help="relevant from this grade on"
-        )
-        what.add_argument("--level", type=float, default=0.95, help="of the intervals")
-        for name, values in (
-            ("gain", "exp2|linear"), ("ties", "average|stable|optimistic|pessimistic"), ("denominator", "relevant|cutoff|hits"),
-            ("empty-target-action", "neg|pos|skip|error"),
-        ):  # fmt: skip
-            what.add_argument(f"--{name}", metavar=values)
-        what.add_argument("--p", type=float, help="persistence of rbp")
-        what.add_argument("--max-grade", type=float, help="best grade there is, for err")
-        if command is compare:
-            test = command.add_argument_group("test")
-            test.add_argument("--test", default="t", metavar="t|randomization|bootstrap|wilcoxon")
-            test.add_argument("--correction", default="holm", metavar="holm|bonferroni|hochberg|bh|by")
-            test.add_argument("--resamples", type=int, default=9999)
-            test.add_argument("--seed", type=int, default=0)
+        add_inputs(command, baseline=command is compare)
         out = command.add_argument_group("output")
         out.add_argument("--format", choices=formats, default="table")
         out.add_argument("--output", metavar="FILE", help="instead of printing")

@@ -141,7 +141,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of what ``score`` makes of each batch of a data set; they keep the state."""
     metrics.reset()
-    for queries in QueryBatchSampler(data.lengths, 256):
+    for queries in QueryBatchSampler(data.lengths, 256, num_replicas=1, rank=0):
         batch = data[queries]
         metrics.update(score(batch), batch["target"], mask=batch["mask"])
     return {name: value.item() for name, value in metrics.compute().items()}
@@ -166,8 +166,9 @@ def run(args: list[str] | None) -> None:
             "version": __version__,
             "prog": "lightning-rank",
             "description": "Train and evaluate rankers with PyTorch Lightning. Files of results are judged by "
-            "'lightning-rank evaluate' and 'lightning-rank compare', experiments by 'lightning-rank signals', 'lightning-rank "
-            "experiment' and 'lightning-rank gate', which have a --help of their own.",
+            "'lightning-rank evaluate' and 'lightning-rank compare' and shown by 'lightning-rank explain' and 'lightning-rank "
+            "report', experiments by 'lightning-rank signals', 'lightning-rank experiment' and 'lightning-rank gate', data sets "
+            "are looked into by 'lightning-rank data'; each has a --help.",
         },
         args=args,
     )

@@ -6,18 +6,17 @@ import codecs
 import gzip
 import io
 import re
-import warnings
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
 from lightning_rank.data.batches import RankingDataset
+from lightning_rank.data.items import Items, Run, assembled
 
 _T = TypeVar("_T", int, float)
 
@@ -26,7 +25,10 @@ _ITEM = re.compile(rb"\s*(?P<grade>[^\s#]+)\s+qid:(?P<query>\S+)(?P<features>[^#
 _DOCUMENT = re.compile(rb"\bdocid\s*=\s*(\S*)")
 # Text of these characters alone is read by scikit-learn as we would; it also takes "nan", "1_0" and a second "qid:".
 _PLAIN = b"0123456789.:+-eE \t\r\n"
-_CHUNK_BYTES = 1 << 22  # of text at a time, so that what is only needed while reading stays small
+# What stands between the numbers of a line, and everything else.
+_BLANK_OR_COLON = bytes.maketrans(b":\t", b"  ")
+_NOT_BETWEEN = bytes(set(range(256)) - set(b" \t:\n\v\f\r"))
+_CHUNK_BYTES = 1 << 23  # of text at a time, so that what is only needed while reading stays small
 _LARGEST_INDEX = 1_000_000  # where no number is declared: features are dense in memory, and a stray index must not fill it
 _LARGEST_VALUE = float(np.finfo(np.float32).max)
 _CUT_SHORT = "the file seems cut short: its last line has no newline"
@@ -40,14 +42,49 @@ class _Numbers(NamedTuple):
     columns: np.ndarray
     values: np.ndarray
 
+    def first_lists(self) -> np.ndarray:
+        return self.columns[: self.starts[1]].copy()
+
+    def all_list(self, columns: np.ndarray) -> bool:
+        # An item lists no feature twice, so equal lists laid end to end mean that each item has that list.
+        return np.array_equal(self.columns, np.tile(columns, len(self.grades)))
+
+    def dense(self) -> np.ndarray:
+        """``[item, feature]``, as wide as these items need."""
+        features = np.zeros((len(self.grades), int(self.columns.max(initial=-1)) + 1), np.float32)
+        items = np.repeat(np.arange(len(features)), np.diff(self.starts))
+        features[items, self.columns] = self.values
+        return features
+
+
+class _AlikeNumbers(NamedTuple):
+    """The numbers of some items that all list the same columns."""
+
+    grades: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+
+    def first_lists(self) -> np.ndarray:
+        return self.columns
+
+    def all_list(self, columns: np.ndarray) -> bool:
+        return np.array_equal(self.columns, columns)
+
+    def dense(self) -> np.ndarray:
+        width = int(self.columns.max()) + 1
+        if np.array_equal(self.columns, np.arange(width)):
+            return self.values
+        features = np.zeros((len(self.grades), width), np.float32)
+        features[:, self.columns] = self.values
+        return features
+
 
 class _Block(NamedTuple):
     """The items of some lines of a file that follow one another."""
 
-    numbers: _Numbers
-    query_ids: list[str]
-    document_ids: list[str]
-    line_numbers: list[int]
+    numbers: _Numbers | _AlikeNumbers
+    runs: list[Run]
+    document_ids: list[str] | None
     all_commented: bool
 
 
@@ -92,51 +129,26 @@ def read_letor(*paths: str | Path, num_features: int | None = None) -> RankingDa
         raise ValueError("`read_letor` needs at least one path, got none.")
     if num_features is not None and not (isinstance(num_features, (int, np.integer)) and num_features >= 1):
         raise ValueError(f"`num_features` must be None or a whole number of at least 1, got {num_features!r}.")
-    files = [_existing_file(Path(path)) for path in paths]
-
-    dense_blocks: deque[np.ndarray] = deque()
-    grades: list[np.ndarray] = []
-    document_ids: list[str] = []
-    query_numbers: dict[str, int] = {}
-    query_of_item: list[int] = []
-    resumed: dict[str, str] = {}  # queries whose lines are apart, and where each goes on
-    for file in files:
-        previous = None
-        for block in _read_blocks(file, num_features):
-            dense_blocks.append(_dense(block.numbers))
-            grades.append(block.numbers.grades)
-            document_ids += block.document_ids
-            for query_id, line_number in zip(block.query_ids, block.line_numbers, strict=True):
-                if query_id != previous and query_id in query_numbers:
-                    resumed.setdefault(query_id, f"{file}:{line_number}")
-                query_of_item.append(query_numbers.setdefault(query_id, len(query_numbers)))
-                previous = query_id
-
-    features = _stack(dense_blocks, len(query_of_item), num_features)
-    grade = np.concatenate(grades)
-    query = np.array(query_of_item, np.int64)
-    rows = np.arange(len(query), dtype=np.int64)
-    if resumed:
-        query_id, where = next(iter(resumed.items()))
-        warnings.warn(
-            f"{len(resumed)} of {len(query_numbers)} queries have lines that are not contiguous, which were merged: "
-            f"for example query {query_id!r}, which goes on at {where}.",
-            stacklevel=2,
-        )
-        rows = np.argsort(query, kind="stable")
-        features, grade = features[rows], grade[rows]
-        document_ids = [document_ids[row] for row in rows]
-    return RankingDataset(
-        features=torch.from_numpy(features),
-        grades=torch.from_numpy(grade),
-        offsets=torch.from_numpy(np.concatenate([[0], np.bincount(query).cumsum()])),
-        query_ids=list(query_numbers),
-        document_ids=document_ids if any(document_ids) else None,
-        rows=torch.from_numpy(rows),
-    )
+    return assembled(letor_items(paths, num_features), num_features)
 
 
-def _existing_file(path: Path) -> Path:
+def letor_items(
+    paths: Sequence[str | Path], num_features: int | None = None, seen: Callable[[int], object] | None = None
+) -> Iterator[Items]:
+    """The items of LETOR files, some at a time; see ``read_letor``.
+
+    Args:
+        paths: files, read in this order as if they were one.
+        num_features: the largest feature index that may come.
+        seen: called with the number of bytes of each piece of the files, as they are read.
+    """
+    for path in [existing_file(Path(path)) for path in paths]:
+        for i, block in enumerate(_read_blocks(path, num_features, seen)):
+            runs = [run._replace(where=f"{path}:{run.where}") for run in block.runs]
+            yield Items(block.numbers.dense(), block.numbers.grades, runs, block.document_ids, starts_file=i == 0)
+
+
+def existing_file(path: Path) -> Path:
     if path.is_dir():
         raise FileNotFoundError(f"Expected a LETOR file, got the directory '{path.absolute()}'; it holds {_names(path)}.")
     if not path.exists():
@@ -153,61 +165,39 @@ def _names(folder: Path, wanted: str = "") -> str:
     return ", ".join([*map(repr, shown), *(["…"] if len(shown) < len(names) else [])]) or "nothing"
 
 
-def _dense(numbers: _Numbers) -> np.ndarray:
-    """``[item, feature]``, as wide as these items need."""
-    features = np.zeros((len(numbers.grades), int(numbers.columns.max(initial=-1)) + 1), np.float32)
-    items = np.repeat(np.arange(len(features)), np.diff(numbers.starts))
-    features[items, numbers.columns] = numbers.values
-    return features
-
-
-def _stack(blocks: deque[np.ndarray], num_items: int, num_features: int | None) -> np.ndarray:
-    """The blocks as one array; each is let go once it is copied, so that the data is not in memory twice."""
-    if num_features is None:
-        num_features = max(block.shape[1] for block in blocks)
-    features = np.zeros((num_items, num_features), np.float32)
-    start = 0
-    while blocks:
-        block = blocks.popleft()
-        features[start : start + len(block), : block.shape[1]] = block
-        start += len(block)
-    return features
-
-
-def _read_blocks(path: Path, num_features: int | None) -> Iterator[_Block]:
+def _read_blocks(path: Path, num_features: int | None, seen: Callable[[int], object] | None) -> Iterator[_Block]:
     """The items of a file, some lines at a time; a last line without newline is compared with the lines before it."""
     usual: np.ndarray | None = None  # what the first item lists
     alike = commented = True  # all items so far list the same; have a comment
-    for first_line, lines in _read_lines(path):
+    for first_line, lines in _read_lines(path, seen):
         block = _parse(path, first_line, lines, num_features)
-        if not block.query_ids:
+        if not block.runs:
             continue
-        columns = block.numbers.columns
+        listed = block.numbers.first_lists()
         if usual is None:
-            usual = columns[: block.numbers.starts[1]].copy()
+            usual = listed
         elif not lines[-1].endswith(b"\n") and not block.all_commented:
             # A cut takes away the end of a line; one that lacks a feature in the middle is sparse, not cut.
-            lacks_features = alike and len(columns) < len(usual) and np.array_equal(columns, usual[: len(columns)])
+            lacks_features = alike and len(listed) < len(usual) and np.array_equal(listed, usual[: len(listed)])
             if lacks_features or commented:
-                wanted, came = (f"{len(usual)} features", len(columns)) if lacks_features else ("a comment", "none")
+                wanted, came = (f"{len(usual)} features", len(listed)) if lacks_features else ("a comment", "none")
                 raise ValueError(
                     f"{path}:{first_line}: expected {wanted}, as on every line before, got {came}; {_CUT_SHORT}. "
                     "If the line is whole, end it with a newline."
                 )
-        # An item lists no feature twice, so equal lists laid end to end mean that each item has that list.
-        alike = alike and np.array_equal(columns, np.tile(usual, len(block.query_ids)))
+        alike = alike and block.numbers.all_list(usual)
         commented = commented and block.all_commented
         yield block
     if usual is None:
         raise ValueError(f"{path}: expected at least one item, got an empty file (or only blank lines and comments).")
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+def _read_lines(path: Path, seen: Callable[[int], object] | None) -> Iterator[tuple[int, list[bytes]]]:
     """Some lines at a time and the number of the first; a last line without newline comes alone."""
     with path.open("rb") as raw:
         is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"  # whatever the suffix says
         file = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-        number = 1
+        number, place = 1, 0
         while True:
             try:
                 lines = file.readlines(_CHUNK_BYTES)
@@ -215,6 +205,9 @@ def _read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
                 raise ValueError(f"{path}: expected a whole gzip file, got one cut short or damaged ({error}).") from error
             if not lines:
                 return
+            if seen is not None:
+                seen(raw.tell() - place)
+                place = raw.tell()
             if number == 1:
                 lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
             unfinished = [] if lines[-1].endswith(b"\n") else [lines.pop()]
@@ -224,10 +217,13 @@ def _read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def _parse(path: Path, first_line: int, lines: list[bytes], num_features: int | None) -> _Block:
-    """Items from lines: ids by a regular expression, numbers by scikit-learn or, where it refuses or may err, by us."""
+    """Items from lines: by polars where all are alike, else ids by a regular expression and numbers by scikit-learn or by us."""
+    block = _parse_alike(first_line, lines, num_features)
+    if block is not None:
+        return block
     line_numbers: list[int] = []
     number_texts: list[bytes] = []
-    query_ids: list[str] = []
+    query_ids: list[bytes] = []
     document_ids: list[str] = []
     all_commented = True
     for line_number, line in enumerate(lines, first_line):
@@ -240,13 +236,73 @@ def _parse(path: Path, first_line: int, lines: list[bytes], num_features: int | 
             query, numbers, comment = b"", b"no item", None
         line_numbers.append(line_number)
         number_texts.append(numbers)
-        query_ids.append(_decode(query))
+        query_ids.append(query)
         document_ids.append(_document_id(comment))
         all_commented = all_commented and comment is not None
     numbers_read = _read_fast(number_texts, num_features)
     if numbers_read is None:
         numbers_read = _read_strictly(path, [(n, lines[n - first_line]) for n in line_numbers], num_features)
-    return _Block(numbers_read, query_ids, document_ids, line_numbers, all_commented)
+    runs, start = [], 0
+    for query, items in groupby(query_ids):
+        count = len(list(items))
+        runs.append(Run(_decode(query), count, str(line_numbers[start])))
+        start += count
+    return _Block(numbers_read, runs, document_ids if any(document_ids) else None, all_commented)
+
+
+def _parse_alike(first_line: int, lines: list[bytes], num_features: int | None) -> _Block | None:
+    """The items of lines that all list the same features, as a table; None where they do not, or anything else is unusual.
+
+    A table has one kind of separator, so it is made sure beforehand that each line has its blanks and colons where they belong.
+    """
+    try:
+        import polars as pl
+    except ModuleNotFoundError:
+        return None
+    document_ids = None
+    all_commented = False
+    if any(b"#" in line for line in lines):
+        parts = [line.partition(b"#") for line in lines]
+        lines = [head for head, _, _ in parts]
+        document_ids = [_document_id(mark + comment) for _, mark, comment in parts]
+        all_commented = all(mark for _, mark, _ in parts)
+    lines = [line.rstrip() for line in lines]
+    item = _ITEM.fullmatch(lines[0])
+    listed = [token.partition(b":")[0] for token in item["features"].split()] if item else []
+    if not listed or not all(index.isdigit() and 1 <= int(index) <= (num_features or _LARGEST_INDEX) for index in listed):
+        return None
+    columns = np.array(listed, np.int64) - 1
+    text = b"\n".join(lines)
+    between = b" :" * (len(columns) + 1) + b"\n"
+    if len(np.unique(columns)) < len(columns) or text.translate(None, _NOT_BETWEEN) + b"\n" != between * len(lines):
+        return None
+    names = [f"{kind}{i}" for i in range(len(columns)) for kind in "iv"]
+    schema = {"grade": pl.Float64, "qid": pl.String, "query": pl.String}
+    schema |= {name: pl.Int64 if name[0] == "i" else pl.Float64 for name in names}
+    try:
+        table = pl.read_csv(
+            text.translate(_BLANK_OR_COLON), separator=" ", has_header=False, schema=schema, quote_char=None
+        )
+    except pl.exceptions.PolarsError:
+        return None
+    as_listed = pl.all_horizontal(
+        pl.col("qid").eq("qid").all(), *(pl.col(f"i{i}").eq_missing(int(c) + 1).all() for i, c in enumerate(columns))
+    )
+    if len(table) != len(lines) or not table.select(as_listed).item() or table["query"].null_count():
+        return None
+    # Through float64, as every other way here, so that a number is the same whichever way it came.
+    numbers = table.select(pl.col("grade", *names[1::2]).cast(pl.Float32))
+    values = numbers.select(names[1::2]).to_numpy(order="c")
+    grades = numbers["grade"].to_numpy()
+    if not (np.isfinite(values).all() and np.isfinite(grades).all()):
+        return None
+    runs, start = [], 0
+    for query, count in table["query"].rle().struct.unnest().select("value", "len").iter_rows():
+        runs.append(Run(query, count, str(first_line + start)))
+        start += count
+    if document_ids is not None and not any(document_ids):
+        document_ids = None
+    return _Block(_AlikeNumbers(grades, columns, values), runs, document_ids, all_commented)
 
 
 def _decode(text: bytes) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from lightning_rank.extras import extra
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -25,11 +27,7 @@ def polars() -> Any:
     Raises:
         ModuleNotFoundError: it is not installed (the extra ``files``).
     """
-    try:
-        import polars
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Runs and judgements need polars: pip install 'lightning-rank[files]'.") from error
-    return polars
+    return extra("polars", "Runs and judgements need", "files")
 
 
 def pandas() -> Any:

@@ -131,6 +131,72 @@ def write_table(path: str | Path, frame: pl.DataFrame, *, form: str | None = Non
         write(file)
 
 
+def read_table(path: str | Path) -> pl.DataFrame:
+    """Read a CSV, TSV, Parquet or JSON lines file, by the ending of its name; columns of text files are text.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: another ending; a file that cannot be read as what its name says, or has no row.
+    """
+    pl = polars()
+    kind = table_kind(path)
+    try:
+        with opened(path) as file:
+            data = io.BytesIO(file.read())
+        if kind == "parquet":
+            frame = pl.read_parquet(data)
+        elif kind == "jsonl":
+            frame = pl.read_ndjson(data, infer_schema_length=None)
+        else:
+            frame = pl.read_csv(data, separator="," if kind == "csv" else "\t", infer_schema=False)
+    except pl.exceptions.PolarsError as error:
+        raise ValueError(f"{path}: cannot be read as {kind}: {str(error).splitlines()[0]}.") from None
+    if not len(frame):
+        raise ValueError(f"{path}: there is no row in it.")
+    return frame
+
+
+def query_column(path: str | Path, frame: pl.DataFrame, known: Sequence[str] | None = None) -> pl.Series:
+    """The ids of the queries in a table, as text, found by the usual names of their column.
+
+    Args:
+        path: the file, for errors.
+        frame: the table.
+        known: ids that some should be among, where several columns could hold them; None: the first of these columns.
+
+    Raises:
+        ValueError: there is no such column; it lacks an id; none of its ids is known.
+    """
+    lower = {column.strip().lower(): column for column in reversed(frame.columns)}
+    names = [lower[name] for name in COLUMNS["query"] if name in lower]
+    if not names:
+        raise ValueError(
+            f"{path}: no column is the query by its name ({', '.join(COLUMNS['query'])}); there is {', '.join(frame.columns)}."
+        )
+    if known is None:
+        try:
+            return text_column(names[0], frame[names[0]])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    found = []
+    for name in names:
+        try:
+            found.append(text_column(name, frame[name]))
+        except ValueError as error:
+            if len(names) == 1:
+                raise ValueError(f"{path}: {error}") from None
+    if not found:
+        raise ValueError(f"{path}: none of the columns {', '.join(names)} holds ids in every row.")
+    ids = set(known)
+    best = max(found, key=lambda column: len(ids.intersection(column.to_list())))
+    if ids.isdisjoint(best.to_list()):
+        raise ValueError(
+            f"{path}: none of its queries is known: {', '.join(map(repr, best[:3].to_list()))} against "
+            f"{', '.join(map(repr, known[:3]))}."
+        )
+    return best
+
+
 def table_kind(path: str | Path) -> str:
     """The kind of a table by the ending of its name.
 

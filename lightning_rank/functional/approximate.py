@@ -53,10 +53,7 @@ def approx_mrr(
     best = lists.max(weight).clamp(min=0)
     signal = best > 0
     values = weight * _soft_cut(lists, rank, top_k) / rank
-    # Equal maxima share the gradient.
-    first = values == lists.spread(lists.max(values.detach()))
-    first = torch.where(first & (weight > 0), 1.0, 0.0).to(values.dtype)
-    largest = lists.sum(values * first) / lists.sum(first).clamp(min=1)
+    largest = lists.sum(values * shares_of_largest(lists, values, weight > 0))
     return 1 - largest / torch.where(signal, best, 1.0), signal
 
 
@@ -81,6 +78,15 @@ def approx_map(
     signal = best > 0
     value = _total(lists, weight * _soft_cut(lists, rank, top_k) * found / rank)
     return (1 - value / torch.where(signal, best, 1.0)).to(weight.dtype), signal
+
+
+def shares_of_largest(lists: Lists, values: Tensor, counted: Tensor) -> Tensor:
+    """1 at the largest value > 0 of the counted items of each query; equal ones share, so that their gradients are equal."""
+    values = values.detach()
+    # Smooth ranks of tied items are equal but for rounding.
+    nearly = 1 - 64 * torch.finfo(values.dtype).eps
+    first = ((values >= lists.spread(lists.max(values)) * nearly) & counted).to(values.dtype)
+    return first / lists.spread(lists.sum(first).clamp(min=1))
 
 
 def _relevant(batch: Batch, min_relevance: float) -> Tensor:

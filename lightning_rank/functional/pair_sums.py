@@ -25,6 +25,8 @@ from lightning_rank.lists import JaggedLists, Lists, run_bounds
 # Up to this number of levels sums lie side by side; more are told apart digit by digit.
 MOST_LEVELS = 12
 BASE = 6
+# Numbers in the sums of all levels up to which they are made together; beyond, level by level, which needs less memory.
+MOST_AT_ONCE = 1 << 21
 
 Factor = Tensor | None
 
@@ -218,10 +220,14 @@ class _Pass:
         first = _changes(group)
         self.start, self.end = run_bounds(first)
         self.slot = None if tie is None else run_bounds(first | _changes(tie))[0]
-        place = torch.arange(score.numel(), device=score.device) if self.slot is None else self.slot
-        self.place = place if self.every else place + score.numel() * level
-        levels = torch.arange(num_levels, device=level.device).unsqueeze(1)
-        self.is_level = None if self.every else (level == levels)
+        self.level, self.num_levels = level, num_levels
+        self.one_by_one = not self.every and num_levels * score.numel() > MOST_AT_ONCE
+        self.only: int | None = None  # the level whose items are counted; None: all
+        self.is_level, self.place = None, self.slot
+        if not self.every and not self.one_by_one:
+            self.is_level = level == torch.arange(num_levels, device=level.device).unsqueeze(1)
+            place = torch.arange(score.numel(), device=score.device) if self.slot is None else self.slot
+            self.place = place + score.numel() * level
         self.is_hinge, self.is_count = kernel.margin is not None, kernel.constant
         self.slope, self.margin = (
             (1.0, 1.0 if kernel.margin is None else kernel.margin) if self.is_hinge else (kernel.slope, 1.0)
@@ -238,6 +244,15 @@ class _Pass:
 
     def add(self, found: list[Term]) -> None:
         """Add the pairs whose weight is a sum of products."""
+        for only in range(self.num_levels) if self.one_by_one else (None,):
+            self.only = only
+            self._add(found)
+        if not self.is_count:
+            # The part of the cost that is linear in the scores is what its slope says.
+            self.value += self.score * self.linear * self.slope
+            self.gradient *= self.slope
+
+    def _add(self, found: list[Term]) -> None:
         placed = [self._placed(term) for term in found]
         faded = self._faded(placed) if self.faded is not None else None
         for k, (term, other) in enumerate(zip(found, placed, strict=True)):
@@ -250,14 +265,14 @@ class _Pass:
                 self._add_band(term, other)
             elif self.logistic is not None:
                 self._add_kernel(term, *self.logistic(other, "sigmoid", "softplus"))
-        if not self.is_count:
-            # The part of the cost that is linear in the scores is what its slope says.
-            self.value += self.score * self.linear * self.slope
-            self.gradient *= self.slope
 
     def _placed(self, term: Term) -> Tensor:
         """``[level, N]``: what an item counts on its level; of tied items, all at the first."""
-        other = term.other.unsqueeze(0) if self.is_level is None else term.other * self.is_level
+        other = term.other.unsqueeze(0)
+        if self.is_level is not None:
+            other = other * self.is_level
+        elif self.only is not None:
+            other = other * (self.level == self.only)
         if self.slot is None:
             return other
         return torch.zeros_like(other).index_add_(-1, self.slot, other)
@@ -339,13 +354,17 @@ class _Pass:
 
     def _lower(self, sums: Tensor) -> Tensor:
         """``[level, N]`` sums of each item's place, over the levels below the item's own -> ``[N]``."""
+        if self.only is not None:
+            return self._at(sums) * (self.level > self.only)
         return self._at(sums if self.every else sums.cumsum(0) - sums)
 
     def _higher(self, sums: Tensor) -> Tensor:
+        if self.only is not None:
+            return self._at(sums) * (self.level < self.only)
         return self._at(sums if self.every else sums.sum(0) - sums.cumsum(0))
 
     def _at(self, sums: Tensor) -> Tensor:
-        return sums.flatten().index_select(0, self.place)
+        return sums.flatten() if self.place is None else sums.flatten().index_select(0, self.place)
 
 
 def _reach(score: Tensor, group: Tensor, end: Tensor, margin: float) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_rank.conventions import check_number, sum_dtype
+from lightning_rank.functional.approximate import shares_of_largest
 from lightning_rank.functional.batch import Batch
 from lightning_rank.functional.losses import LossSpec, on_lists
 from lightning_rank.functional.metrics import MetricSpec, check_options, parse_name
@@ -57,9 +58,7 @@ class SmoothRanking(Ranking):
     def chance_of_first(self, min_relevance: float) -> Tensor:
         """1 at the relevant item of the smallest rank; items that are equal in it share."""
         relevant = self.relevant(min_relevance)
-        closeness = relevant / self.rank.detach()
-        first = relevant * (closeness == self.lists.spread(self.lists.max(closeness)))
-        return first / self.lists.spread(self.lists.sum(first).clamp(min=1))
+        return shares_of_largest(self.lists, relevant / self.rank, relevant > 0)
 
     def chance_to_stop(self, satisfied: Tensor) -> Tensor:
         passing = torch.log1p(-satisfied).clamp(min=-1000)

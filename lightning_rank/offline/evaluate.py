@@ -132,6 +132,20 @@ class Evaluation:
         values = self.values[name]
         return {query: value for query, value in zip(self.query_ids, values.tolist(), strict=True) if value == value}
 
+    def query_counts(self) -> dict[str, dict[str, int]]:
+        """What the judgements hold for each query: ``{"relevant documents": {query: n}, "judged documents": {query: n}}``."""
+        rankings = self.rankings
+        assert rankings is not None
+        judgements, queries = rankings.judgements, rankings.judged_query
+        known = judgements.grades >= 0 if rankings.below_0_is_unjudged else np.ones(len(judgements.grades), bool)
+        found = {}
+        for name, counts in (
+            ("relevant documents", judgements.grades >= float(self.conventions["min_relevance"])), ("judged documents", known),
+        ):  # fmt: skip
+            per_query = np.bincount(judgements.query_of_row, weights=counts, minlength=len(judgements)).astype(int)[queries]
+            found[name] = dict(zip(self.query_ids, per_query.tolist(), strict=True))
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; what is undefined is None."""
         return {

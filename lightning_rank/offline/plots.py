@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from lightning_rank.extras import extra
+from lightning_rank.stats.comparison import TIE, PairedComparison
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +32,7 @@ def intervals(result: Evaluation) -> Figure:
         axes.errorbar([estimate.value], [place], xerr=ends, fmt="o", color=WIN, capsize=3)
     axes.set_yticks(range(len(found)), [name for name, _ in found])
     axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set(title=result.run or "run", xlabel=f"mean and {result.level * 100:g} % interval")
+    axes.set(title=_plain(result.run or "run"), xlabel=f"mean and {result.level * 100:g} % interval")
     return figure
 
 
@@ -36,25 +40,46 @@ def differences(result: Comparison, measure: str | None, candidate: str | None) 
     """A bar per query, candidate - baseline, from the largest down; the mean and its interval across."""
     of = result[(measure or result.differences[0].measure, candidate or result.differences[0].candidate)]
     old, new = (result.evaluations[name].per_query(of.measure) for name in (of.baseline, of.candidate))
-    bars = np.array(sorted((new[query] - old[query] for query in old if query in new), reverse=True))
-    better = 1 if result.measure(of.measure).higher_is_better else -1
+    changes = [new[query] - old[query] for query in old if query in new]
+    title = f"{of.measure}: {of.candidate} - {of.baseline}"
+    return difference_bars(changes, of.result, title, higher_is_better=result.measure(of.measure).higher_is_better)
+
+
+def difference_bars(
+    changes: Sequence[float], result: PairedComparison, title: str, *, higher_is_better: bool = True
+) -> Figure:
+    """A bar for the difference on each query, from the largest down; the mean and its interval across."""
+    bars = np.sort(np.asarray(changes, dtype=np.float64))[::-1]
+    better = 1 if higher_is_better else -1
+    won, lost = int((bars * better > TIE).sum()), int((bars * better < -TIE).sum())
     figure, axes = _figure(3.6)
     axes.bar(np.arange(len(bars)), bars, width=1, color=np.where(bars * better > 0, WIN, LOSS))
-    axes.axhspan(of.result.low, of.result.high, color="0.5", alpha=0.3)
-    axes.axhline(of.result.difference, color="0.2", linestyle="--")
+    axes.axhspan(result.low, result.high, color="0.5", alpha=0.3)
+    axes.axhline(result.difference, color="0.2", linestyle="--")
     axes.set(
-        title=f"{of.measure}: {of.candidate} - {of.baseline}, mean {of.result.difference:+.4f}",
-        xlabel=f"queries: {of.wins:,} won, {of.result.ties:,} tied, {of.losses:,} lost", ylabel="difference",
+        title=_plain(f"{title}, mean {result.difference:+.4f}"),
+        xlabel=f"queries: {won:,} won, {len(bars) - won - lost:,} tied, {lost:,} lost", ylabel="difference",
     )  # fmt: skip
     return figure
 
 
+def value_bars(values: Sequence[float], title: str) -> Figure:
+    """A bar for the value of each query, from the largest down; the mean across."""
+    bars = np.sort(np.asarray(values, dtype=np.float64))[::-1]
+    figure, axes = _figure(3.6)
+    axes.bar(np.arange(len(bars)), bars, width=1, color=WIN)
+    axes.axhline(bars.mean(), color="0.2", linestyle="--")
+    axes.set(title=_plain(f"{title}, mean {bars.mean():.4f}"), xlabel=f"{len(bars):,} queries", ylabel="value")
+    return figure
+
+
+def _plain(text: str) -> str:
+    """Text in which matplotlib finds no formula."""
+    return text.replace("$", r"\$")
+
+
 def _figure(height: float) -> tuple[Figure, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Plots need matplotlib: pip install 'lightning-rank[plot]'.") from error
-    figure = Figure(figsize=(6, height), layout="constrained")
+    figure = extra("matplotlib.figure", "Plots need", "plot").Figure(figsize=(6, height), layout="constrained")
     axes = figure.subplots()
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lightning_rank.extras import extra
 from lightning_rank.stats.checks import check_choice, listed, number, whole
 from lightning_rank.stats.results import Result
 
@@ -27,17 +28,13 @@ LATEST = 100_000_000_000
 """Seconds that no log has: the year 5138. A log in milliseconds has them."""
 
 
-def load_polars() -> ModuleType:
+def load_polars() -> Any:
     """polars, imported when first needed.
 
     Raises:
         ModuleNotFoundError: it is not installed (the extra ``online``).
     """
-    try:
-        import polars
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Event logs need polars: pip install 'lightning-rank[online]'.") from error
-    return polars
+    return extra("polars", "Event logs need", "online")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_rank.extras import extra
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -41,17 +43,15 @@ def plot_curves(path: str | Path, *, chosen_by: str = "val/ndcg@10", names: Sequ
         ModuleNotFoundError: matplotlib is not installed (the extra ``plot``).
         ValueError: the file has no such metric.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Plots need matplotlib: pip install 'lightning-rank[plot]'.") from error
     curves = read_curves(path)
     if names is None:
         names = [name for name in curves if name.startswith("val/") and not name.endswith(("loss", "_queries"))]
     if missing := [name for name in names if name not in curves] or not names:
         raise ValueError(f"{path} has no {missing if names else 'validation metric'}; it has {', '.join(curves)}.")
     losses = [name for name in ("train/loss", "val/loss") if name in curves]
-    figure = Figure(figsize=(9 if losses else 5.5, 3.6), layout="constrained")
+    figure = extra("matplotlib.figure", "Plots need", "plot").Figure(
+        figsize=(9 if losses else 5.5, 3.6), layout="constrained"
+    )
     axes = figure.subplots(1, 2 if losses else 1, squeeze=False)[0]
     for name in names:
         epochs, values = zip(*curves[name], strict=True)

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
+from typing import Any
+
+from lightning_rank.extras import extra
 
 INFINITE = math.inf
 """Degrees of freedom at which Student's distribution is the normal one."""
 
 
-def special() -> ModuleType:
+def special() -> Any:
     """``scipy.special``, imported when first needed.
 
     Raises:
         ModuleNotFoundError: scipy is not installed (the extra ``stats``).
     """
-    try:
-        import scipy.special
-    except ModuleNotFoundError as error:
-        raise _missing() from error
-    return scipy.special
+    return extra("scipy.special", "Statistics need", "stats")
 
 
-def optimize() -> ModuleType:
+def optimize() -> Any:
     """``scipy.optimize``, imported when first needed; see ``special``."""
-    try:
-        import scipy.optimize
-    except ModuleNotFoundError as error:
-        raise _missing() from error
-    return scipy.optimize
-
-
-def _missing() -> ModuleNotFoundError:
-    return ModuleNotFoundError("Statistics need scipy: pip install 'lightning-rank[stats]'.")
+    return extra("scipy.optimize", "Statistics need", "stats")
 
 
 def cumulative(statistic: float, df: float = INFINITE) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_svmlight_file
 
@@ -504,6 +504,91 @@ def test_round_trip(lines: Sequence[tuple[float, str, list[tuple[int, float]], s
     assert result.grades.tolist() == [lines[row][0] for row in rows]
     assert result.offsets.diff().tolist() == [sum(query == line[1] for line in lines) for query in queries]
     assert (result.document_ids or [""] * len(lines)) == [lines[row][3] for row in rows]
+
+
+TOKENS = st.sampled_from(
+    [
+        "0.5",
+        "-1e-3",
+        "+7",
+        ".25",
+        "5.",
+        "1e400",
+        "nan",
+        "inf",
+        "1_0",
+        "0x1",
+        "",
+        "x",
+        "1.0000000596046448",
+        "3.4e38",
+        "3.5e38",
+    ]
+)
+INDEXES = st.sampled_from(["1", "2", "3", "03", "+2", "0", "-1", "2.0", "", "99999999999999999999"])
+SEPARATORS = st.sampled_from([" ", " ", " ", "\t", "  ", ":", "\v", "\f"])
+
+
+@st.composite
+def nearly_alike(draw: st.DrawFn) -> str:
+    """Lines that list the same features, of which some have something unusual in them."""
+    listed = draw(st.lists(st.sampled_from("123"), min_size=1, max_size=3, unique=True))
+    lines = []
+    for _ in range(draw(st.integers(1, 4))):
+        odd = draw(st.integers(0, 3)) == 0
+        blank = draw(SEPARATORS) if odd else " "
+        query = (
+            draw(st.sampled_from(["1", "2", "a:b", "a:1:0.5", "c#", "é", "qid"])) if odd else draw(st.sampled_from("12"))
+        )
+        values = [f"{i}:{draw(TOKENS) if odd else 0.5}" for i in listed]
+        if odd and draw(st.booleans()):
+            values[-1] = f"{draw(INDEXES)}{draw(st.sampled_from(':; '))}{draw(TOKENS)}"
+        mark = draw(st.sampled_from(["qid:", "qid:", "qid", "QID:", "quid:"])) if odd else "qid:"
+        end = (
+            draw(st.sampled_from(["", " ", " #d1", "#docid = d2", "\r", " 7"]))
+            if odd
+            else draw(st.sampled_from(["", " #d"]))
+        )
+        lines.append(f"{draw(TOKENS) if odd else 1} {mark}{query} {blank.join(values)}{end}")
+    return "\n".join(lines) + draw(st.sampled_from(["\n", "\n", "", "\n\n"]))
+
+
+@settings(max_examples=400)
+@given(nearly_alike())
+def test_the_table_reader_reads_and_refuses_what_the_others_do(text):
+    def outcome() -> RankingDataset | str:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                return read_letor(write(Path(folder), text))
+            except ValueError as error:
+                return str(error).replace(folder, "")
+
+    found = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(letor, "_parse_alike", lambda *_: None)
+        expected = outcome()
+    if isinstance(expected, str) or isinstance(found, str):
+        assert found == expected
+    else:
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("comments", [True, False])
+def test_lines_that_are_alike_are_read_by_the_table_reader(tmp_path, monkeypatch, comments):
+    text = regular_text()
+    expected = load_svmlight_file(str(write(tmp_path, text, "plain.txt")), dtype=np.float32, n_features=20)[0].toarray()
+    monkeypatch.setattr(letor, "_read_fast", None)  # called, it would fail
+    text = text.replace("\n", " #docid = D1\n") if comments else text
+    data = read(tmp_path, text)
+    assert np.array_equal(data.features.numpy(), expected)
+    assert data.document_ids == (["D1"] * 200 if comments else None)
+
+
+def test_without_polars_lines_are_read_all_the_same(tmp_path, monkeypatch):
+    expected = read(tmp_path, regular_text())
+    monkeypatch.setitem(sys.modules, "polars", None)
+    assert_same(read(tmp_path, regular_text()), expected)
 
 
 def test_the_import_is_light():

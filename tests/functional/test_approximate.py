@@ -172,6 +172,15 @@ def test_method_by_size(shape, share, method):
 
 
 @every_loss
+@every_method
+def test_tied_relevant_items_have_one_gradient(name, method):
+    preds = torch.tensor([[-3.0, 0.5, 0.5, 1 / 3, 0.5, 1 / 3]], dtype=F64)
+    _, gradient = value_and_gradient(name, preds, torch.tensor([[0, 1, 1, 0, 1, 0]]), method=method)
+    assert gradient[0, [1, 2, 4]].tolist() == pytest.approx([gradient[0, 1].item()] * 3, abs=1e-14)
+    assert gradient[0, 3].item() == pytest.approx(gradient[0, 5].item(), abs=1e-14)
+
+
+@every_loss
 @pytest.mark.parametrize("layout", ["padded", "offsets"])
 @every_method
 def test_extremes_are_finite_in_float32(name, layout, method):

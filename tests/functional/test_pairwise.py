@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_rank import functional
-from lightning_rank.functional import pairwise
+from lightning_rank.functional import pair_sums, pairwise
 from lightning_rank.functional.batch import METHODS
 from lightning_rank.functional.faded_sums import RATES, SHARES
 from lightning_rank.functional.losses import LOSSES
@@ -345,3 +345,20 @@ def test_method_by_size():
     assert method(11_000, "both", dtype=F64) == "near_linear"
     assert method(9_000, "both") == "near_linear"
     assert method(500) == "rows"
+
+
+@every_variant
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_levels_one_by_one_give_the_same_sums(name, options, top_k, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    preds = torch.randn(60, dtype=F64, generator=generator).mul(4).round().div(4)  # many ties
+    arguments = {
+        "preds": preds,
+        "target": torch.randint(0, 5, (60,), generator=generator),
+        "offsets": torch.tensor([0, 25, 25, 60]),
+        "weight": torch.rand(60, dtype=F64, generator=generator),
+    }
+    together = evaluate(name, arguments, "near_linear", top_k=top_k, **options)
+    monkeypatch.setattr(pair_sums, "MOST_AT_ONCE", 1)
+    for found, wanted in zip(evaluate(name, arguments, "near_linear", top_k=top_k, **options), together, strict=True):
+        assert_close(found, wanted)

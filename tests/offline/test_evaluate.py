@@ -348,3 +348,8 @@ def test_other_forms():
     two = evaluate(Judgements.from_dict(JUDGED), Run.from_dict(RANKED, name="a_b"), "mrr num_ret")
     assert text.evaluations([*results, two], "latex").count("&") == 6
     assert r"a\_b" in text.evaluations([two], "latex")
+
+
+def test_an_unknown_measure_names_the_nearest_whatever_its_cutoff():
+    with pytest.raises(ValueError, match=r"Unknown measure 'ndgc@10'\. Did you mean 'ndcg'"):
+        evaluate(Judgements.from_dict({"q": {"a": 1}}), Run.from_dict({"q": {"a": 1.0}}), "ndgc@10")
