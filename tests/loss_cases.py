@@ -20,6 +20,9 @@ F64 = torch.float64
 NUM_LOGITS = 4
 NUM_SAMPLES = 2
 
+OLD_COMPILER = torch.__version__.startswith("2.4.") and "torch.compile of PyTorch 2.4 cannot follow dataclasses.replace"
+PAIRWISE = ("ranknet", "lambdarank", "lambda", "pairwise_hinge")
+
 LOSS_OPTIONS = OPTION_VALUES | {
     "top_k": CUTOFFS,
     "sigma": st.sampled_from((1.0, 0.5, 3.0)),

@@ -18,7 +18,7 @@ NAMES = ["recall@5", "ndcg@10", "map@7", "mrr@10", "precision@3", "hit_rate@1", 
 USERS, ITEMS = 11, 60
 
 
-class Towers(pl.LightningModule):
+class AnyTowers:
     """Embeddings that are looked up; the step returns what ``outputs`` makes of a batch of users."""
 
     def __init__(self, outputs, seed=0, whole=False):
@@ -47,6 +47,10 @@ class Towers(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Towers(AnyTowers, pl.LightningModule):
+    pass
 
 
 def draw(seed=0):
@@ -106,8 +110,8 @@ def loader(batch_size=4):
     return DataLoader(torch.arange(USERS), batch_size=batch_size)
 
 
-def validated(monitor, model, loaders=None):
-    made = trainer(monitor)
+def validated(monitor, model, loaders=None, made=None):
+    made = made or trainer(monitor)
     made.validate(model, loaders or loader(), verbose=False)
     return {name: float(value) for name, value in made.callback_metrics.items()}
 
@@ -207,8 +211,9 @@ def test_each_namespace_has_it_as_a_callback_of_its_own(namespace):
     package = import_module("pytorch_lightning" if namespace == "pytorch_lightning" else "lightning.pytorch")
     cls = import_module(f"lightning_rank.{namespace}").RetrievalMonitor
     assert issubclass(cls, package.Callback)
-    model = Towers(outputs_of())
-    assert validated(cls(NAMES), model) == pytest.approx(brute(model), abs=1e-6)
+    model = type("Towers", (AnyTowers, package.LightningModule), {})(outputs_of())
+    made = package.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[cls(NAMES)])
+    assert validated(None, model, made=made) == pytest.approx(brute(model), abs=1e-6)
 
 
 @pytest.mark.parametrize(

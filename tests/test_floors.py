@@ -135,6 +135,57 @@ def test_only_upper_floors_know_lightning(file):
     assert not {imported.partition(".")[0] for imported in imports(file)} & LIGHTNING
 
 
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"{{name}} is blocked", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def run_without(names: set[str], code: str) -> str:
+    """What some code prints where packages are not installed."""
+    code = BLOCKED.format(names=names) + code
+    run = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_metrics_losses_and_retrieval_work_without_lightning():
+    code = """
+import torch
+from lightning_rank import ApproxNDCGLoss, MLPScorer, RankingMetrics, make_ranking
+from lightning_rank.functional import top_items
+data = make_ranking(4)
+batch = data[[0, 1, 2, 3]]
+scores = MLPScorer([4], num_features=data.num_features)(batch["features"])
+ApproxNDCGLoss()(scores, batch["target"], mask=batch["mask"]).backward()
+metrics = RankingMetrics(["ndcg@5"])
+metrics.update(scores, batch["target"], mask=batch["mask"])
+assert 0 <= metrics.compute()["ndcg@5"] <= 1
+print(top_items(torch.eye(2), torch.eye(2), 1)[1].tolist())
+import lightning_rank
+try:
+    lightning_rank.RankingMonitor
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert run_without(LIGHTNING, code) == "[[0], [1]]\npytorch_lightning is blocked"
+
+
+def test_pytorch_lightning_alone_is_enough():
+    code = "from lightning_rank import RetrievalMonitor; print(RetrievalMonitor.__module__)"
+    assert run_without({"lightning"}, code) == "lightning_rank.pytorch_lightning"
+
+
+def test_the_classes_of_lightning_need_no_pytorch_lightning():
+    pytest.importorskip("lightning.pytorch", reason="the package `lightning` is not installed")
+    code = "import lightning.pytorch, lightning_rank; print(lightning_rank.RetrievalMonitor.__module__)"
+    assert run_without({"pytorch_lightning"}, code) == "lightning_rank.lightning"
+
+
 def test_functions_do_not_load_the_compiler():
     code = "import sys, lightning_rank.functional; print('torch._dynamo' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)

@@ -158,7 +158,13 @@ def test_a_step_and_a_validation_of_two_processes_are_those_of_one(tmp_path, lau
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_the_command_speaks_and_writes_once(tmp_path, launch):
-    options = ["--data=SyntheticDataModule", "--data.num_train=24", "--data.num_val=9", "--data.num_test=9", "--data.batch_size=2"]
+    options = [
+        "--data=SyntheticDataModule",
+        "--data.num_train=24",
+        "--data.num_val=9",
+        "--data.num_test=9",
+        "--data.batch_size=2",
+    ]
     options += ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
     command = [*LAUNCHES[launch], "-m", "lightning_rank.cli"]
     output = run([*command, "fit", *options], tmp_path)
@@ -168,8 +174,9 @@ def test_the_command_speaks_and_writes_once(tmp_path, launch):
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "config.yaml", "curves.png", "metrics.csv"]
     (checkpoint,) = (folder / "checkpoints").iterdir()
     given = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(checkpoint), "--trainer.logger=false"]
-    run([*command, "predict", *given, "--predictions.scores=two.txt"], tmp_path)
+    (tmp_path / "two").mkdir()
+    run([*command, "predict", *given, "--predictions.scores=two.txt"], tmp_path / "two")
     one = [sys.executable, "-m", "lightning_rank.cli", "predict", *given, "--predictions.scores=one.txt"]
     run([*one, "--trainer.devices=1", "--trainer.strategy=auto"], tmp_path)
-    scores = [[float(x) for x in (tmp_path / name).read_text().split()] for name in ("one.txt", "two.txt")]
+    scores = [[float(x) for x in (tmp_path / name).read_text().split()] for name in ("one.txt", "two/two.txt")]
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)

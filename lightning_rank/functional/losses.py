@@ -91,7 +91,8 @@ class LossSpec:
     @property
     def noise(self) -> str | None:
         """The argument that takes explicit noise, by which a loss with random parts is a plain function."""
-        return next((p.name for p in self.parameters if p.name in NOISE), None)
+        names = [p.name for p in self.parameters if p.name in NOISE]
+        return names[0] if names else None
 
 
 _SMOOTH_METRIC = {"far gradients": "a smooth metric is flat where scores lie far apart"}
@@ -238,7 +239,7 @@ def on_lists(spec: LossSpec) -> Callable[..., Tensor]:
         bad = beyond if bad is None else bad if beyond is None else bad | beyond
         if samples:
             explicit = torch.stack(_of(items, samples)).to(dtype)
-            options |= {"gamma": explicit.squeeze(0)} if spec.noise == "gamma" else {"noise": explicit}
+            options = {**options, **({"gamma": explicit.squeeze(0)} if spec.noise == "gamma" else {"noise": explicit})}
         value, signal = under_gumbel(spec.function, batch, **options) if spec.gumbel else spec.function(batch, **options)
         value = torch.where(signal, value, 0.0)
         if bad is not None:

@@ -423,7 +423,7 @@ def on_lists(spec: MetricSpec) -> Callable[..., Tensor]:
         **options: Any,
     ) -> Tensor:
         spec.check_top_k(top_k)
-        if strange := sorted(options.keys() - spec.options):
+        if strange := sorted([name for name in options if name not in spec.options]):
             raise TypeError(f"{metric.__name__}() has no option {', '.join(strange)}; it takes {', '.join(spec.options)}.")
         check_options(options)
         ranking = rank(

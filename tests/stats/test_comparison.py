@@ -14,6 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightning_rank.stats import paired
+from tests.stats import needs_new_scipy
 
 TESTS = ("t", "randomization", "bootstrap", "wilcoxon")
 every_test = pytest.mark.parametrize("test", TESTS)
@@ -259,6 +260,7 @@ def test_wilcoxon_is_exact_with_ties(d):
     assert found.pvalue == pytest.approx(min(1, 2 * min((flips <= wins).mean(), (flips >= wins).mean())))
 
 
+@needs_new_scipy
 @given(st.lists(st.integers(-12, 12), min_size=60, max_size=90))
 def test_wilcoxon_of_many_is_that_of_scipy(d):
     nonzero = [x / 10 for x in d if x]
@@ -268,6 +270,7 @@ def test_wilcoxon_of_many_is_that_of_scipy(d):
     assert (found.statistic, found.pvalue) == (expected.statistic, pytest.approx(expected.pvalue, rel=1e-9))
 
 
+@needs_new_scipy
 def test_wilcoxon_joins_its_two_ways():
     """The normal limit and the exact count hardly differ where one follows the other."""
     d = np.random.default_rng(3).normal(0.02, 0.1, 51)
@@ -279,6 +282,7 @@ def test_wilcoxon_joins_its_two_ways():
 # Bootstrap -------------------------------------------------------------------------------------------------------------
 
 
+@needs_new_scipy
 @pytest.mark.parametrize("skewed", [False, True])
 def test_bootstrap_interval_is_bca_as_in_scipy(skewed):
     generator = np.random.default_rng(9)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from statsmodels.stats.proportion import confint_proportions_2indep, proportion_confint, proportions_ztest
 
 from lightning_rank.stats import non_inferior, sample_ratio, two_proportions, wilson
+from tests.stats import needs_new_scipy
 
 ALPHAS = st.sampled_from((0.01, 0.05, 0.2))
 SIDES = ("two-sided", "greater", "less")
@@ -305,6 +306,7 @@ def test_bad_margins(options, message):
 # Sample ratio ----------------------------------------------------------------------------------------------------------
 
 
+@needs_new_scipy
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0.01, 5)), min_size=2, max_size=5))
 def test_sample_ratio_is_the_chi_square_of_scipy(arms):
     counts, weights = zip(*arms, strict=True)

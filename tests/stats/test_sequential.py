@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_rank.stats import always_valid, group_sequential_bounds
+from tests.stats import needs_new_scipy
 
 # Jennison and Turnbull, "Group Sequential Methods", 2000, tables 2.1 and 2.3: constants.
 POCOCK = {0.05: {2: 2.178, 3: 2.289, 4: 2.361, 5: 2.413, 10: 2.555, 20: 2.672}, 0.01: {2: 2.772, 5: 2.986, 10: 3.117}}
@@ -41,6 +42,7 @@ def test_one_look_is_the_fixed_test(kind, alpha):
     assert bounds.nominal == pytest.approx([alpha])
 
 
+@needs_new_scipy
 @pytest.mark.parametrize("kind", ["pocock", "obrien-fleming"])
 @pytest.mark.parametrize(("looks", "alpha"), [(3, 0.1), (5, 0.01)])
 def test_looks_by_the_multivariate_normal(kind, looks, alpha):
