@@ -46,16 +46,20 @@ class Module(RankingModule):
             drawn = torch.rand(2, 2, QUERIES, 99, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
             drawn = drawn[:, :, batch["query"], :batch["mask"].shape[1]]
             self.loss.options[self.spec.noise] = drawn[0, 0] if self.spec.noise == "gamma" else drawn[0]
-        most = {"pointwise_bce": 1, "ordinal": 3}.get(self.spec.name)
-        batch["target"] = batch["target"].clamp(max=most) if most else batch["target"]
-        return super().training_step(batch, batch_idx)
+        return super().training_step(self.clamped(batch), batch_idx)
+
+    def clamped(self, batch):
+        most = {"pointwise_bce": 1, "ordinal": 3}.get(self.spec.name, 4)
+        # A query without signal: its process has fewer that count than the other.
+        target = batch["target"].clamp(max=most).masked_fill((batch["query"] == 5)[:, None], 0)
+        return batch | {"target": target}
 
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         if self.spec.logits:
             outputs = {"preds": self(batch["features"]).sum(-1), "indexes": batch["query"]}
             return outputs | {name: batch[name] for name in ("target", "mask")}
         self.loss.options.pop(self.spec.noise, None)
-        return super().validation_step(batch, batch_idx)
+        return super().validation_step(self.clamped(batch), batch_idx)
 
 class Towers(pl.LightningModule):
     # 7 users do not divide evenly, and in training rows are of two processes.
