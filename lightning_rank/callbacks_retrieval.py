@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_rank.callbacks import RankingMonitorMixin
-from lightning_rank.functional.retrieval import ITEMS, QUERIES, ItemLists, best, check_embeddings, item_lists
+from lightning_rank.functional.retrieval import ITEMS, QUERIES, ItemLists, best, check_embeddings, item_lists, memory_for
 
 
 class RetrievalMonitorMixin(RankingMonitorMixin):
@@ -88,6 +88,7 @@ class RetrievalMonitorMixin(RankingMonitorMixin):
         self._number = max(entry.top_k or 0 for entry in self._template.entries)
         self.items = items
         self._catalogue: Tensor | None = None
+        self._memory: Tensor | None = None
 
     def _start(self, num_batches: Sequence[float], pl_module: Any) -> None:
         super()._start(num_batches, pl_module)
@@ -95,7 +96,7 @@ class RetrievalMonitorMixin(RankingMonitorMixin):
 
     def _log(self, trainer: Any, pl_module: Any, stage: str, loaders: Any) -> None:
         super()._log(trainer, pl_module, stage, loaders)
-        self._catalogue = None
+        self._catalogue = self._memory = None
 
     def _item_embeddings(self, pl_module: Any) -> Tensor:
         if self._catalogue is None:
@@ -111,6 +112,7 @@ class RetrievalMonitorMixin(RankingMonitorMixin):
             check_embeddings(name, items)
             # Half precision would tie items that are not equal.
             self._catalogue = items.detach().to(torch.promote_types(items.dtype, torch.float32))
+            self._memory = memory_for(self._catalogue)
         return self._catalogue
 
     def _inputs(self, outputs: Any, pl_module: Any, step: str) -> dict[str, Tensor]:
@@ -136,13 +138,13 @@ class RetrievalMonitorMixin(RankingMonitorMixin):
         if isinstance(inputs["query"], Tensor) and metrics.device != inputs["query"].device:
             metrics.to(inputs["query"].device)
         try:
-            for found in _retrieved(inputs, item, self._number):
+            for found in _retrieved(inputs, item, self._number, self._memory):
                 metrics.update(**found)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{type(pl_module).__name__}.{step}, batch {batch_idx}: {error}") from error
 
 
-def _retrieved(inputs: dict[str, Tensor], item: Tensor, number: int) -> Iterator[dict[str, Any]]:
+def _retrieved(inputs: dict[str, Tensor], item: Tensor, number: int, memory: Tensor | None) -> Iterator[dict[str, Any]]:
     """What a metric is updated with: the first items of each query, and the grades of all that are relevant."""
     query = inputs["query"]
     check_embeddings("query", query, like=item)
@@ -165,7 +167,7 @@ def _retrieved(inputs: dict[str, Tensor], item: Tensor, number: int) -> Iterator
 
     query = query.to(item.dtype)
     # One more than asked for tells whether the last place is tied.
-    scores, items = best(query, item, number + 1, seen)
+    scores, items = best(query, item, number + 1, seen, memory)
     tied = (scores[:, number - 1] == scores[:, number]) & (scores[:, number] > -torch.inf)
     rows = (~tied).nonzero()[:, 0]
     if len(rows):

@@ -236,6 +236,15 @@ def test_options_of_the_loss_object_are_kept():
     assert module.loss.options["top_k"] == 5
 
 
+def test_mixed_precision_trains_and_measures_in_single():
+    module = RankingModule(loss="lambdarank")
+    made = trainer(RankingMonitor(["ndcg@5"], advice=False), precision="bf16-mixed", max_epochs=2)
+    made.fit(module, datamodule=synthetic())
+    assert made.callback_metrics["val/ndcg@5"].dtype == torch.float32
+    assert 0.3 < made.callback_metrics["val/ndcg@5"] <= 1
+    assert all(parameter.dtype == torch.float32 and parameter.isfinite().all() for parameter in module.parameters())
+
+
 def test_a_scorer_of_a_wrong_shape_is_named():
     module = RankingModule(nn.Linear(16, 1))
     with pytest.raises(ValueError, match=r"The scorer, Linear, must return \[query, item\].*\.squeeze\(-1\)"):

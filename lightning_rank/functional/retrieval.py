@@ -139,12 +139,16 @@ def item_lists(
 
 
 @torch.no_grad()
-def best(query: Tensor, item: Tensor, number: int, seen: ItemLists | None) -> tuple[Tensor, Tensor]:
-    """Scores and items, ``[query, number]``, as ``top_items`` returns them, but also for more than there are."""
+def best(
+    query: Tensor, item: Tensor, number: int, seen: ItemLists | None, memory: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Scores and items, ``[query, number]``, as ``top_items`` returns them, but also for more than there are.
+
+    ``memory``, as ``memory_for`` makes it, serves several calls: fresh pages cost a part of what the products do.
+    """
     dtype = value_dtype(query)
     query, item = query.to(dtype), item.to(dtype)
-    size = min(len(query), QUERIES) * min(-(-len(item) // BLOCK) * BLOCK, ITEMS)
-    memory = query.new_empty(size)  # once: fresh pages cost as much as the products
+    memory = memory_for(item, len(query)) if memory is None else memory
     all_scores = query.new_full((len(query), number), -torch.inf)
     all_items = torch.full((len(query), number), -1, device=query.device)
     for first in range(0, len(query), QUERIES):
@@ -163,6 +167,11 @@ def best(query: Tensor, item: Tensor, number: int, seen: ItemLists | None) -> tu
                 new_items = torch.cat([items, new_items + start], 1).gather(1, place)
             scores[:, : new_scores.shape[1]], items[:, : new_items.shape[1]] = new_scores, new_items
     return all_scores, all_items.masked_fill_(all_scores == -torch.inf, -1)
+
+
+def memory_for(item: Tensor, num_queries: int = QUERIES) -> Tensor:
+    """Room for the scores that are laid out at a time."""
+    return item.new_empty(min(num_queries, QUERIES) * min(-(-len(item) // BLOCK) * BLOCK, ITEMS))
 
 
 def _best_of_chunk(
