@@ -52,6 +52,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib.metadata import version
 from itertools import permutations
 from math import inf, log2
 from statistics import fmean
@@ -678,6 +679,7 @@ def test_sklearn_without_a_relevant_item_has_two_answers():
     assert [ours("sklearn", name, NOTHING) for name in ("ndcg", "map")] == [0.0, 0.0]
 
 
+@pytest.mark.skipif(version("scikit-learn").startswith("1.3."), reason="scikit-learn 1.3 takes them")
 def test_sklearn_refuses_one_document_and_negative_grades():
     with pytest.raises(ValueError, match="more than 1 document"):
         by_sklearn([QUERIES["one item"]], ["ndcg_score"])
@@ -697,6 +699,7 @@ def test_sklearn_ignore_ties_reverses_the_input_order():
     assert ours("sklearn", "ndcg@3", [query(q["preds"], q["target"][::-1])], ties="stable") == pytest.approx(theirs)
 
 
+@pytest.mark.skipif(version("torchmetrics").startswith("1.7."), reason="torchmetrics 1.7 does not drop them")
 def test_torchmetrics_drops_items_with_scores_up_to_0():
     q = QUERIES["negative scores"]
     names = {"map": "MAP", "mrr": "MRR", "precision@3": "Precision@3", "recall@3": "Recall@3"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,7 +79,9 @@ def under_gumbel(
         if not gumbel_samples:
             return function(batch, **options)
         noise = gumbel_noise(gumbel_samples, batch.score, generator)
-    total, signal = function(replace(batch, score=batch.score + noise.select(0, 0)), **options)
-    for sample in noise.unbind(0)[1:]:
-        total = total + function(replace(batch, score=batch.score + sample), **options)[0]
+    # Not by dataclasses.replace, which torch.compile of PyTorch 2.4 does not follow.
+    noisy = [Batch(batch.lists, batch.score + sample, batch.grade, batch.weight) for sample in noise.unbind(0)]
+    total, signal = function(noisy[0], **options)
+    for other in noisy[1:]:
+        total = total + function(other, **options)[0]
     return total / len(noise), signal
