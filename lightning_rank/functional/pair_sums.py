@@ -221,7 +221,9 @@ class _Pass:
         self.start, self.end = run_bounds(first)
         self.slot = None if tie is None else run_bounds(first | _changes(tie))[0]
         self.level, self.num_levels = level, num_levels
-        self.one_by_one = not self.every and num_levels * score.numel() > MOST_AT_ONCE
+        # Logistic sums make the pairs inside a block anew at each call.
+        is_cheap = kernel.margin is not None or kernel.constant
+        self.one_by_one = is_cheap and not self.every and num_levels * score.numel() > MOST_AT_ONCE
         self.only: int | None = None  # the level whose items are counted; None: all
         self.is_level, self.place = None, self.slot
         if not self.every and not self.one_by_one:
