@@ -13,12 +13,12 @@ import torch
 
 from lightning_rank.conventions import TIES, check_choice, check_number, check_top_k, preset
 from lightning_rank.data.runs import Judgements, Run, pandas, polars
-from lightning_rank.functional.entries import Entry, resolve, values_of
+from lightning_rank.entries import Entry, resolve, values_of
 from lightning_rank.functional.metrics import METRICS
 from lightning_rank.functional.ranking import BLOCK, Judged, Ranking, _tied_items
-from lightning_rank.functional.uncertainty import interval_of_mean
 from lightning_rank.lists import JaggedLists
 from lightning_rank.offline.measures import Measure, graded_rbp, parse_measures
+from lightning_rank.uncertainty import interval_of_mean
 
 if TYPE_CHECKING:
     import polars as pl
