@@ -166,7 +166,7 @@ def test_rbp_is_graded_where_trec_eval_has_it_so():
 )  # fmt: skip
 def test_both_spellings_are_one_measure(a, b):
     (ours,), (theirs,) = parse_measures(a), parse_measures(b)
-    assert (ours.spec, ours.top_k, ours.trec_name) == (theirs.spec, theirs.top_k, theirs.trec_name)
+    assert (ours.metric, ours.top_k, ours.trec_name) == (theirs.metric, theirs.top_k, theirs.trec_name)
 
 
 def test_lists_of_names():
