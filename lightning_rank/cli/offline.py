@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -63,15 +61,10 @@ def _run(options: argparse.Namespace) -> None:
 
 def read_inputs(options: argparse.Namespace) -> tuple[Judgements, dict[str, Run]]:
     """What the options of ``add_files`` name."""
-    # Loading torch takes about as long as reading a large run, which happens outside Python.
-    loading = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
-    loading.start()
     judgements = read_judgements(
         options.qrels, form=options.qrels_format, columns=_columns(options.qrels_columns), strict=options.strict
     )
-    runs = _runs(options)
-    loading.join()
-    return judgements, runs
+    return judgements, _runs(options)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

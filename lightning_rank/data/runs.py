@@ -108,7 +108,7 @@ class DocumentLists:
         if not pieces or not sum(len(documents) for _, documents, _ in pieces):
             raise ValueError(f"{name or 'The ' + cls._kind}: there is no line in it, so there is nothing to evaluate.")
         runs = pl.concat([piece[0] for piece in pieces])
-        documents = pl.concat([piece[1] for piece in pieces]).rechunk()
+        documents = pl.concat([piece[1] for piece in pieces], rechunk=False)
         values = np.concatenate([piece[2] for piece in pieces])
         bad = np.isnan(values) if cls._may_be_infinite else ~np.isfinite(values)
         if bad.any():

@@ -443,8 +443,7 @@ class _Rankings:
         """Rows of the run that are judged, ascending, and their grades."""
         pl = polars()
         documents = self.run.documents
-        # Most retrieved documents are judged for no query at all, and those need no join.
-        at = np.flatnonzero(documents.is_in(self.judgements.documents.unique().implode()).to_numpy())
+        at = _perhaps_among(documents, self.judgements.documents)
         query = np.searchsorted(self.run.offsets, at, "right") - 1
         retrieved = pl.DataFrame({"query": query, "document": documents.gather(at), "row": at})
         judged = pl.DataFrame(
@@ -562,6 +561,18 @@ class _Rankings:
             for i, r in zip(at.tolist(), row.tolist(), strict=True)
         ]
         return list(zip(self.run.documents.gather(row).to_list(), grades, strict=True))
+
+
+def _perhaps_among(documents: pl.Series, others: pl.Series) -> np.ndarray:
+    """``[row]`` of the documents that are among others, and of few that are not: most are judged for no query at all, and need
+    no join."""
+    # A table of bits, 64 for each of the others: one that fits the processor's cache is much faster than a set of hashes.
+    bits = np.uint64(64 - min(max(len(others).bit_length() + 6, 16), 26))
+    there = np.zeros(1 << (64 - int(bits)), bool)
+    there[others.hash().to_numpy() >> bits] = True
+    hashes = documents.hash().to_numpy()
+    blocks = (start + np.flatnonzero(there[hashes[start : start + SOME] >> bits]) for start in range(0, len(hashes), SOME))
+    return np.concatenate([*blocks, np.zeros(0, np.int64)])
 
 
 def _nothing_in_common(what: str, theirs: Sequence[str], ours: Sequence[str]) -> str:
