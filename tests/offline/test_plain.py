@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -53,6 +54,10 @@ def test_values_are_those_of_whole_rankings(case, convention, ties, gain, depth,
         "convention": convention, "ties": ties, "gain": gain, "depth": depth, "min_relevance": min_relevance, "missing": missing,
         "empty_target_action": "neg",
     }  # fmt: skip
+    assert_same(judgements, run, measures, **options)
+
+
+def assert_same(judgements: Judgements, run: Run, measures: str, **options: Any) -> None:
     found = evaluate(judgements, run, measures, **options)
     with mock.patch.object(module._Rankings, "plain", return_value=None):
         expected = evaluate(judgements, run, measures, **options)
@@ -61,6 +66,18 @@ def test_values_are_those_of_whole_rankings(case, convention, ties, gain, depth,
         np.testing.assert_allclose(found.values[name], values, rtol=1e-12, atol=1e-15, err_msg=name)
     assert (found.query_ids, found.conventions) == (expected.query_ids, expected.conventions)
     np.testing.assert_allclose(found.counts, expected.counts, rtol=1e-12)
+
+
+@pytest.mark.parametrize("convention", ["trec_eval", "xgboost", "kaggle"])
+def test_values_of_many_queries_are_those_of_whole_rankings(convention):
+    generator = np.random.default_rng(0)
+    judged, ranked = {}, {}
+    for query in range(200):
+        documents = generator.choice(60, (2, 30))
+        grades = generator.choice([-1, 0, 0, 1, 2, 3], 30)
+        judged[query] = dict(zip(documents[0].tolist(), grades.tolist(), strict=True))
+        ranked[query + 5] = dict(zip(documents[1].tolist(), generator.choice(20, 30).tolist(), strict=True))
+    assert_same(Judgements.from_dict(judged), Run.from_dict(ranked), ALL, convention=convention, min_relevance=1)
 
 
 def test_only_ties_with_a_judged_document_need_whole_rankings():
