@@ -73,10 +73,11 @@ def test_values_of_many_queries_are_those_of_whole_rankings(convention):
     generator = np.random.default_rng(0)
     judged, ranked = {}, {}
     for query in range(200):
-        documents = generator.choice(60, (2, 30))
-        grades = generator.choice([-1, 0, 0, 1, 2, 3], 30)
-        judged[query] = dict(zip(documents[0].tolist(), grades.tolist(), strict=True))
-        ranked[query + 5] = dict(zip(documents[1].tolist(), generator.choice(20, 30).tolist(), strict=True))
+        size = query % 20 + 1
+        documents, grades = generator.choice(40, size), generator.choice([-1, 0, 0, 1, 2, 3], size)
+        judged[query] = dict(zip(documents.tolist(), grades.tolist(), strict=True))
+        documents, scores = generator.choice(40, 30), generator.choice(20, 30)
+        ranked[query + 5] = dict(zip(documents.tolist(), scores.tolist(), strict=True))
     assert_same(Judgements.from_dict(judged), Run.from_dict(ranked), ALL, convention=convention, min_relevance=1)
 
 
