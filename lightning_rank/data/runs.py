@@ -189,12 +189,13 @@ class DocumentLists:
         pl = polars()
         # Rows of different keys differ; of equal keys the ids decide.
         of_query = np.arange(1, len(self) + 1, dtype=np.uint64) * _MIX
-        hashes, bounds = self.documents.hash().to_numpy(), self.offsets
+        bounds = self.offsets
         firsts = np.unique(np.searchsorted(bounds, np.arange(0, bounds[-1], _BLOCK), "right") - 1)
         found = []
         for first, last in zip(firsts, [*firsts[1:], len(self)], strict=True):
             start, end = bounds[first], bounds[last]
-            keys = hashes[start:end] + np.repeat(of_query[first:last], np.diff(bounds[first : last + 1]))
+            hashes = self.documents.slice(start, end - start).hash().to_numpy()
+            keys = hashes + np.repeat(of_query[first:last], np.diff(bounds[first : last + 1]))
             in_order = np.sort(keys)
             twice = in_order[1:][in_order[1:] == in_order[:-1]]
             if len(twice):

@@ -570,9 +570,11 @@ def _perhaps_among(documents: pl.Series, others: pl.Series) -> np.ndarray:
     bits = np.uint64(64 - min(max(len(others).bit_length() + 6, 16), 26))
     there = np.zeros(1 << (64 - int(bits)), bool)
     there[others.hash().to_numpy() >> bits] = True
-    hashes = documents.hash().to_numpy()
-    blocks = (start + np.flatnonzero(there[hashes[start : start + SOME] >> bits]) for start in range(0, len(hashes), SOME))
-    return np.concatenate([*blocks, np.zeros(0, np.int64)])
+    found = [
+        start + np.flatnonzero(there[documents.slice(start, SOME).hash().to_numpy() >> bits])
+        for start in range(0, len(documents), SOME)
+    ]
+    return np.concatenate(found)
 
 
 def _nothing_in_common(what: str, theirs: Sequence[str], ours: Sequence[str]) -> str:
