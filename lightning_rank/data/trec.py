@@ -172,11 +172,22 @@ def opened(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def looks_like(path: str | Path) -> str:
-    """``"letor"``, ``"trec"``, ``"qrels"`` or ``"msmarco"`` by the columns of the first line that has any."""
+    """``"letor"``, ``"scores"``, ``"trec"``, ``"qrels"`` or ``"msmarco"`` by the columns of the first line that has any."""
     columns = _first_line(path)
     if len(columns) > 1 and columns[1].startswith("qid:"):
         return "letor"
+    if len(columns) == 1 and is_number(columns[0]):
+        return "scores"
     return {3: "msmarco", 4: "qrels"}.get(len(columns), "trec")
+
+
+def is_number(text: str) -> bool:
+    """Whether it is one, infinity and NaN among them."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _first_line(path: str | Path) -> list[str]:
