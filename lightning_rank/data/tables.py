@@ -292,9 +292,9 @@ def file_kind(path: str | Path, form: str | None = None, *, named: bool = False)
         ValueError: no such kind; nothing in the file.
     """
     if form is not None:
-        known = (*FORMATS, "letor", "scores")
-        if form not in known:
-            raise ValueError(f"The kind of a file must be one of {', '.join(known)}, got {form!r}.")
+        kinds = (*FORMATS, "letor", "scores")
+        if form not in kinds:
+            raise ValueError(f"The kind of a file must be one of {', '.join(kinds)}, got {form!r}.")
         return form
     kind = _SUFFIXES.get(Path(str(path).removesuffix(".gz")).suffix.lower())
     if kind == "tsv" and not named:
