@@ -225,6 +225,11 @@ def query_column(path: str | Path, frame: pl.DataFrame, known: Sequence[str] | N
     return best
 
 
+def is_table(path: str | Path) -> bool:
+    """Whether a file is a table by the ending of its name."""
+    return Path(str(path).removesuffix(".gz")).suffix.lower() in _SUFFIXES
+
+
 def table_kind(path: str | Path) -> str:
     """The kind of a table by the ending of its name.
 
