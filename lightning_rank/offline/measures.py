@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from lightning_rank.conventions import unknown
 from lightning_rank.entries import MetricSpec, parse_name
 from lightning_rank.offline.plain import PLAIN
@@ -18,8 +20,8 @@ CUTOFFS = (5, 10, 15, 20, 30, 100, 200, 500, 1000)
 
 OFFICIAL = "num_q num_ret num_rel num_rel_ret map gm_map Rprec bpref recip_rank iprec_at_recall P"
 ALL_TREC = (
-    f"{OFFICIAL} recall_5,10,15,20,30,100,200,500,1000 gm_bpref Rprec_mult utility 11pt_avg ndcg ndcg_cut map_cut relative_P "
-    "success set_P set_relative_P set_recall set_map set_F num_nonrel_judged_ret rbp rbp_resid unj"
+    f"{OFFICIAL} recall_5,10,15,20,30,100,200,500,1000 gm_bpref Rprec_mult utility 11pt_avg binG ndcg ndcg_cut map_cut "
+    "relative_P success set_P set_relative_P set_recall set_map set_F num_nonrel_judged_ret rbp rbp_resid unj"
 )
 SETS = {"official": OFFICIAL, "all_trec": ALL_TREC}
 
@@ -88,8 +90,22 @@ def _set_f(ranking: Any, relevance: float, p: float) -> Any:
     return 2 * _num_rel_ret(ranking, relevance, p) / both.clip(min=1)
 
 
-def _utility(ranking: Any, relevance: float, p: float) -> Any:
-    return 2 * _num_rel_ret(ranking, relevance, p) - ranking.length
+def _utility(found: float, other: float, missed: float) -> Of:
+    """So much for each relevant document retrieved, each other one retrieved, each relevant one missed."""
+
+    def of(ranking: Any, relevance: float, p: float) -> Any:
+        hits = _num_rel_ret(ranking, relevance, p)
+        return found * hits + other * (ranking.length - hits) + missed * (_num_rel(ranking, relevance, p) - hits)
+
+    return of
+
+
+def _discounted_by_others(ranking: Any, relevance: float, p: float) -> Any:
+    """``binG``: over log2(2 + documents not relevant above) for each relevant one, as a share of all."""
+    relevant = ranking.relevant(relevance)
+    others_above = (ranking.rank - ranking.lists.cumsum(relevant)) * relevant
+    discount = np.log2(2 + others_above) if isinstance(others_above, np.ndarray) else (2 + others_above).log2()
+    return ranking.sum(relevant / discount) / _num_rel(ranking, relevance, p).clip(min=1)
 
 
 def _relative_precision(top_k: int) -> Of:
@@ -179,7 +195,8 @@ _PLAIN: dict[str, Measure] = {
         Measure("set_relative_P", "set_relative_P", of=_set_relative),
         Measure("set_map", "set_map", of=_set_map),
         Measure("set_F", "set_F", of=_set_f),
-        Measure("utility", "utility", of=_utility),
+        Measure("utility", "utility", of=_utility(1, -1, 0)),
+        Measure("binG", "binG", of=_discounted_by_others, needs_order=True),
         Measure("11pt_avg", "11pt_avg", of=_mean_precision_at([i / 10 for i in range(11)]), needs_order=True),
         Measure("rbp_resid", "rbp_resid", of=_rbp_residual, higher_is_better=False),
         Measure("judged", "judged", of=_share_judged(None)),
@@ -204,7 +221,8 @@ def parse_measures(names: str | Iterable[str]) -> list[Measure]:
     """Measures by name, in both spellings: ``"ndcg@10 map P_5 recip_rank"``, a list of them, or a set of trec_eval's.
 
     A family of trec_eval takes its cutoffs after a dot, ``"P.5,10"``, or after an underscore, ``"P_5,10"``; without, those
-    of trec_eval (but for ``recall``, which is the recall of the whole list). Sets are ``official`` and ``all_trec``.
+    of trec_eval (but for ``recall``, which is the recall of the whole list). ``utility`` and ``11pt_avg`` take numbers in the same
+    way. Sets are ``official`` and ``all_trec``.
 
     Raises:
         ValueError: an unknown name, with the nearest ones; a cutoff that is no whole number >= 1; no name at all.
@@ -224,7 +242,7 @@ def _separated(text: str) -> list[str]:
     """``"ndcg@10,map,P.5,10"`` -> its names; a number after a comma is another cutoff of the name before."""
     parts: list[str] = []
     for part in filter(None, text.split(",")):
-        if parts and re.fullmatch(r"[\d.]+", part):
+        if parts and re.fullmatch(r"-?[\d.]+", part):
             parts[-1] += f",{part}"
         else:
             parts.append(part)
@@ -241,6 +259,9 @@ def _parsed(name: str) -> Sequence[Measure]:
         k, judged = int(match[2]), match[1] == "judged"
         of = _share_judged(k) if judged else _share_unjudged(k)
         return [Measure(name, f"{match[1]}_{k}", of=of, higher_is_better=judged)]
+    match = re.fullmatch(r"(utility|11pt_avg)[._](.+)", name)
+    if match:
+        return [_with_numbers(match[1], match[2])]
     match = re.fullmatch(r"([A-Za-z_]+?)(?:[._]([\d.][\d.,]*))?", name)
     family, parameters = (match[1], match[2]) if match else (name, None)
     if family in _FAMILIES:
@@ -266,6 +287,25 @@ def _parsed(name: str) -> Sequence[Measure]:
     spec, top_k = parse_name(name, table)
     trec = _OF_METRIC.get(spec.name, spec.name) if top_k is None else f"{_CUT_OF_METRIC.get(spec.name, spec.name)}_{top_k}"
     return [Measure(name, trec, spec.name, top_k, higher_is_better=spec.higher_is_better)]
+
+
+def _with_numbers(family: str, text: str) -> Measure:
+    """``utility_2,-1,0,0`` and ``11pt_avg_.25,.5,.75``, whose numbers belong together."""
+    name = f"{family}_{text}"
+    try:
+        numbers = [float(x) for x in text.split(",")]
+    except ValueError:
+        numbers = []
+    if family == "utility":
+        if len(numbers) != 4 or numbers[3]:
+            raise ValueError(
+                "utility takes four numbers, for each relevant document retrieved, each other one retrieved, each relevant one "
+                f"missed, and 0 for all others, whose number nobody knows, as in 'utility_2,-1,0,0'; got {name!r}."
+            )
+        return Measure(name, name, of=_utility(*numbers[:3]))
+    if not numbers or not all(0 <= x <= 1 for x in numbers):
+        raise ValueError(f"11pt_avg takes shares of recall between 0 and 1, as in '11pt_avg_.25,.5,.75', got {name!r}.")
+    return Measure(name, name, of=_mean_precision_at(numbers), needs_order=True)
 
 
 def _numbers(name: str, text: str, *, whole: bool) -> list[float]:
