@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -84,6 +85,16 @@ def test_known_values(name, options, preds, target, value, gradient, method):
             assert_close(computed, [value], rtol=rtol, atol=1e-9)
         if gradient is not None:
             assert_close(slope, gradient, rtol=max(rtol, 1e-6), atol=1e-7)
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("name", "options"), [("ranknet", {"sigma": 3.0}), ("lambdarank", {"sigma": 3.0}), ("pairwise_hinge", {})]
+)
+def test_infinite_scores_give_no_nan(name, options, method):
+    value, gradient = evaluate(name, one([math.inf, 0.0, -math.inf], [2.0, 0.0, 1.0], torch.float32), method, **options)
+    assert value.isfinite().all()
+    assert gradient.sign().tolist() == [0, 1, 0]
 
 
 @every_method
