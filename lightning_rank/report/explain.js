@@ -22,8 +22,9 @@ const signed = (value) => (value < 0 ? "−" : "+") + shown(Math.abs(value));
 // The metrics -----------------------------------------------------------------------------------------------------------
 
 // grades: in rank order, null where nobody judged; judged: all grades known of the query; k: null for the whole list.
-// Only the first `read` ranks earn anything in the values.
-function compute(grades, judged, { k, gain, relevant, denominator }, read = grades.length) {
+// ties: where values are means over all orders of tied documents: ranks that are tied with the one above, and the grades of
+// documents beyond the list that are tied with its last. Only the first `read` ranks earn anything in the values.
+function compute(grades, judged, { k, gain, relevant, denominator }, ties = null, read = grades.length) {
   const ideal = judged.map((grade) => Math.max(grade, 0)).sort((a, b) => b - a);
   const top = ideal[0] ?? 0;
   const gainOf = (grade) => gain === "exp2" ? 2 ** grade - 1 : grade;
@@ -50,29 +51,57 @@ function compute(grades, judged, { k, gain, relevant, denominator }, read = grad
   ideal.forEach((grade, i) => idealCurve.push((idealCurve[i - 1] ?? 0) + gainOf(grade) * discount(i)));
 
   const total = ideal.filter((grade) => grade >= relevant).length;
-  const seen = found.filter((i) => i < read), hits = seen.length;
-  const precisions = seen.map((i) => rows[i].precision);
-  const divisor = denominator === "hits" ? Math.max(hits, 1)
-    : denominator === "cutoff" && k !== null ? Math.min(total, k) : total;
-  const size = k ?? Math.max(grades.length, 1);
+  const seen = found.filter((i) => i < read), precisions = seen.map((i) => rows[i].precision);
+  const size = k ?? Math.max(grades.length, 1), counted = Math.min(k ?? Infinity, read);
   const has = (value) => total > 0 ? value : NaN;
   const best = sum(ideal.map((grade, i) => scaled(grade) * discount(i)));
+  const divisor = (hits) => denominator === "hits" ? Math.max(hits, 1)
+    : denominator === "cutoff" && k !== null ? Math.min(total, k) : total;
+
+  // Each rank of a tie has the mean gain of its documents, and one of the relevant ones with the same chance.
+  let dcgHere = 0, normed = 0, area = 0, ap = 0, rr = 0, hits = 0, before = 0, noneYet = 1;
+  for (let start = 0, end; start < Math.min(counted, grades.length); start = end) {
+    for (end = start + 1; ties?.tied.includes(end);) end++;
+    const beyond = end === grades.length ? ties?.beyond ?? [] : [];
+    const members = [...grades.slice(start, end), ...beyond].map((grade) => Math.max(grade ?? 0, 0));
+    const n = members.length, inside = Math.min(n, counted - start), good = members.filter((grade) => grade >= relevant).length;
+    const gains = sum(members.map(gainOf)) / n, scaledGains = sum(members.map(scaled)) / n;
+    // The mean sum of the precisions at the first `inside` ranks where `some` of the first `ranks` are relevant.
+    const precisionsOf = (ranks, some) => some === 0 ? 0 : sum(Array.from({ length: inside }, (_, j) =>
+      some / ranks * (before + 1 + (ranks > 1 ? j * (some - 1) / (ranks - 1) : 0)) / (start + j + 1)));
+    let chances = [1];  // of each number of relevant documents at the ranks so far
+    for (let j = 0; j < inside; j++) {
+      dcgHere += gains * discount(start + j);
+      normed += scaledGains * discount(start + j);
+      rr += noneYet * good / (n - j) / (start + j + 1);
+      noneYet *= 1 - good / (n - j);
+      chances = [...chances, 0].map((chance, m) =>
+        chance * (1 - (good - m) / (n - j)) + (m > 0 ? chances[m - 1] * (good - m + 1) / (n - j) : 0));
+    }
+    ap = sum(chances.map((chance, m) => chance > 0 ? chance * (area + precisionsOf(inside, m)) / divisor(before + m) : 0));
+    area += precisionsOf(n, good);
+    hits += good * inside / n;
+    before += good;
+  }
   const values = {
-    ndcg: top > 0 ? sum(rows.slice(0, read).map((row, i) => scaled(row.grade) * row.discount)) / best : NaN,
-    dcg: top > 0 ? (read > 0 ? rows[Math.min(read, rows.length) - 1]?.dcg ?? 0 : 0) : NaN,
-    map: has(sum(precisions) / Math.max(divisor, 1)),
-    mrr: has(seen.length ? 1 / (seen[0] + 1) : 0),
+    ndcg: top > 0 ? normed / best : NaN,
+    dcg: top > 0 ? dcgHere : NaN,
+    map: has(ap),
+    mrr: has(rr),
     precision: has(hits / size),
     recall: has(hits / Math.max(total, 1)),
   };
+  // A mean over orders is not always one fraction.
+  const told = (text, value, wanted) => Math.abs(value - wanted) < 1e-9 ? text : W.mean_of_orders;
   const how = {
     ndcg: `${shown(values.dcg, 3)} / ${shown(idealCurve.at(-1) ?? 0, 3)}`,
-    map: `${shown(sum(precisions), 3)} / ${divisor}`,
-    mrr: seen.length ? `1 / ${seen[0] + 1}` : "0",
-    precision: `${hits} / ${size}`,
-    recall: `${hits} / ${total}`,
+    map: told(`${shown(area, 3)} / ${short(divisor(hits))}`, ap, area / divisor(hits)),
+    mrr: told(seen.length ? `1 / ${seen[0] + 1}` : "0", rr, seen.length ? 1 / (seen[0] + 1) : 0),
+    precision: `${short(hits)} / ${size}`,
+    recall: `${short(hits)} / ${total}`,
   };
-  const inFull = { ...how, map: `(${precisions.map((value) => shown(value, 3)).join(" + ") || "0"}) / ${divisor}` };
+  const terms = `(${precisions.map((value) => shown(value, 3)).join(" + ") || "0"}) / ${short(divisor(hits))}`;
+  const inFull = { ...how, map: Math.abs(sum(precisions) - area) < 1e-9 ? terms : how.map };
   return { rows, values, how, inFull, total, found, idealCurve };
 }
 
@@ -106,7 +135,11 @@ const judged = (grades) => [
   ...grades.filter((grade) => grade !== null),
   ...D.queries[S.query].rest.flatMap(([grade, count]) => Array(count).fill(grade)),
 ];
-const computed = (grades, ranking, read) => compute(ranking.map((d) => grades[d]), judged(grades), options(), read);
+const isOriginal = (ranking, run) => ranking.every((document, i) => document === D.queries[S.query].runs[run].order[i]);
+function computed(grades, ranking, run, read) {  // who moves a document chooses an order: then nothing is tied
+  const ties = D.ties === "average" && isOriginal(ranking, run) ? D.queries[S.query].runs[run] : null;
+  return compute(ranking.map((d) => grades[d]), judged(grades), options(), ties, read);
+}
 
 function remember() {
   const { grades, orders, past } = current();
@@ -127,7 +160,7 @@ function announce(text) {
   pending = setTimeout(() => { $("live").textContent = text; }, 150);
 }
 function tell(text) {
-  const { values } = computed(current().grades, order());
+  const { values } = computed(current().grades, order(), S.run);
   announce(`${text} ` + ["ndcg", "map", "mrr"].map((m) => say("now", { metric: labelled(m), value: shown(values[m]) })).join(", "));
 }
 function moved(document) {
@@ -260,10 +293,9 @@ function put(element, value, digits) {
 function render(fixed = null) {
   const query = D.queries[S.query], state = current(), list = order(), { grades } = state;
   S.read = Math.min(S.read, list.length);
-  const all = computed(grades, list), result = computed(grades, list, S.read);
+  const all = computed(grades, list, S.run), result = computed(grades, list, S.run, S.read);
   arrange(fixed);
-  const isOriginal = list.every((document, i) => document === query.runs[S.run].order[i]);
-  const tied = new Set(isOriginal ? query.runs[S.run].tied.flatMap((i) => [i - 1, i]) : []);
+  const tied = new Set(isOriginal(list, S.run) ? query.runs[S.run].tied.flatMap((i) => [i - 1, i]) : []);
   const most = Math.max(...all.rows.map((row) => row.adds), 0) || 1;
   const elsewhere = D.runs.length > 1 ? state.orders[1 - S.run] : null;
   // A list that is cut may hold the document further down.
@@ -302,8 +334,8 @@ function render(fixed = null) {
   setActive(focused >= 0 ? focused : active);
   $("undo").setAttribute("aria-disabled", state.past.length === 0);
 
-  const original = computed(query.grades, query.runs[S.run].order).values;
-  const other = D.runs.length > 1 ? computed(grades, state.orders[1 - S.run]).values : null;
+  const original = computed(query.grades, query.runs[S.run].order, S.run).values;
+  const other = D.runs.length > 1 ? computed(grades, state.orders[1 - S.run], 1 - S.run).values : null;
   $("tiles").replaceChildren(...METRICS.map((metric) => {
     const value = result.values[metric], change = all.values[metric] - original[metric];
     const tile = make("div", { "data-metric": metric },
@@ -321,12 +353,12 @@ function render(fixed = null) {
     const here = $(`here-${metric}`);
     if (here) here.textContent = `${labelled(metric)} = ${all.inFull[metric]} = ${shown(all.values[metric])}`;
   }
-  notes(all, isOriginal, tied.size > 0);
+  notes(all, tied.size > 0 || (isOriginal(list, S.run) && query.runs[S.run].beyond.length > 0));
   replayed(all);
   charts(all);
 }
 
-function notes(all, isOriginal, hasTies) {
+function notes(all, hasTies) {
   const query = D.queries[S.query], run = query.runs[S.run], listed = all.rows.filter((row) => row.isRelevant).length;
   const values = D.runs.map((name, i) => `${name} ${shown(query.values[i])}`).join(", ");
   const lines = [say("library", { measure: D.measure, values })];
@@ -334,9 +366,7 @@ function notes(all, isOriginal, hasTies) {
   if (all.total === 0) lines.push(W.note_undefined);
   if (all.total > listed) lines.push(say("note_missing", { n: all.total - listed }));
   if (limit() < Infinity) lines.push(say("note_shown", { n: limit(), all: Math.max(...query.runs.map((one) => one.retrieved)) }));
-  if (isOriginal && hasTies && D.ties === "average") {
-    lines.push(say("note_tied", { measure: D.measure, value: shown(query.values[S.run]) }));
-  }
+  if (hasTies && D.ties === "average") lines.push(W.note_tied);
   $("notes").replaceChildren(...lines.map((line) => make("p", {}, line)));
 }
 
@@ -567,6 +597,6 @@ for (const metric of ["ndcg", "map", "mrr", "precision", "recall"]) {
 }
 if (D.queries.length === 1) { $("layout").classList.add("single"); $("layout").querySelector("nav").hidden = true; $("previous").hidden = $("next").hidden = true; }
 if (window.matchMedia("(max-width: 1120px)").matches) $("index").open = false;
-new ResizeObserver(() => charts(computed(current().grades, order()))).observe($("chart-adds"));
+new ResizeObserver(() => charts(computed(current().grades, order(), S.run))).observe($("chart-adds"));
 list(); open(0);
 })();

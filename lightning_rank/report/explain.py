@@ -73,9 +73,8 @@ def explain_page(
 ) -> ExplainPage:
     """A page on which a reader reorders rankings, edits grades, and sees every metric move.
 
-    It shows NDCG, DCG, AP, RR, precision and recall of one order of the documents, with the ideal and the relevant documents
-    of all judgements: the values of ``evaluate`` where no scores are tied. Where they are, ``evaluate`` has the mean over all
-    orders, which the page gives beside its own value of ``measure``.
+    It shows NDCG, DCG, AP, RR, precision and recall with the ideal and the relevant documents of all judgements: the values of
+    ``evaluate``, also where scores are tied, until the reader chooses an order.
 
     Args:
         judgements: the judged documents of each query.
@@ -242,13 +241,18 @@ class _Pool:
                 start, length = int(rankings.starts[own[query]]), int(rankings.lengths[own[query]])
                 rows = np.arange(start, start + min(self.depth, length))
                 same = [int(i) for i in np.flatnonzero(tied[rows])]
+                behind = tied[start + len(rows) : start + length]
+                beyond = all_grades[start + len(rows) :][: len(behind) if behind.all() else int(behind.argmin())]
                 in_run = rows if rankings.order is None else rankings.order[rows]
                 documents = rankings.run.documents.gather(in_run).to_list()
                 for document, grade in zip(documents, all_grades[rows].tolist(), strict=True):
                     if document not in place:
                         place[document] = len(place)
                         grades.append(self._plain(grade))
-                listed.append({"order": [place[d] for d in documents], "retrieved": length, "tied": same})
+                listed.append({
+                    "order": [place[d] for d in documents], "retrieved": length, "tied": same,
+                    "beyond": [self._plain(grade) for grade in beyond.tolist()],
+                })  # fmt: skip
             start, end = self.judgements.offsets[number[query] : number[query] + 2].tolist()
             judged = zip(self.judgements.documents[start:end].to_list(), self.judgements.grades[start:end], strict=True)
             rest = np.array([grade for document, grade in judged if grade > 0 and document not in place])

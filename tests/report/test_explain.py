@@ -51,7 +51,7 @@ def test_queries_come_by_their_loss_with_the_values_of_evaluate():
     assert first["docs"] == ["a", "b", "c", "d"]
     assert first["grades"] == [2, 0, 1, None]
     assert [run["order"] for run in first["runs"]] == [[0, 1, 2], [2, 3, 0]]
-    assert data["queries"][1]["runs"][1] == {"order": [], "retrieved": 0, "tied": []}
+    assert data["queries"][1]["runs"][1] == {"order": [], "retrieved": 0, "tied": [], "beyond": []}
 
 
 def test_of_one_run_the_worst_come_first_and_of_a_measure_of_errors_the_highest():
@@ -65,7 +65,7 @@ def test_judged_documents_that_are_not_shown_are_counted():
     judged = {"q": {f"d{i}": i % 4 for i in range(40)} | {"minus": -1}}
     run = Run.from_dict({"q": {f"d{i}": -i for i in range(30)} | {"minus": 99}}, name="run")
     (query,) = data_of(explain_page(judgements(judged), run, documents=12).html)["queries"]
-    assert query["runs"] == [{"order": list(range(12)), "retrieved": 31, "tied": []}]
+    assert query["runs"] == [{"order": list(range(12)), "retrieved": 31, "tied": [], "beyond": []}]
     assert query["grades"][0] == -1
     shown = [grade for grade in query["grades"] if grade > 0]
     everything = sorted([grade for grade, count in query["rest"] for _ in range(count)] + shown)
@@ -216,9 +216,11 @@ def shown(page: browser.Browser) -> dict[str, Any]:
     )
 
 
-def expected(grades: list[float], judged: list[float], k: int | None, options: dict[str, Any]) -> dict[str, float]:
-    """The library's metrics of grades in rank order, of a query with these judged grades."""
-    preds = torch.arange(len(grades), 0, -1, dtype=torch.float64)[None]
+def expected(
+    grades: list[float], judged: list[float], k: int | None, options: dict[str, Any], scores: list[float] | None = None
+) -> dict[str, float]:
+    """The library's metrics of grades in rank order, or by scores, of a query with these judged grades."""
+    preds = torch.tensor([scores or range(len(grades), 0, -1)], dtype=torch.float64)
     target, ideal = torch.tensor([grades], dtype=torch.float64), torch.tensor([judged], dtype=torch.float64)
     given = {"top_k": k, "ideal": ideal}
     relevant = {"min_relevance": options["min_relevance"]}
@@ -533,18 +535,61 @@ def test_an_empty_list_and_one_that_is_cut_say_so(desktop, tmp_path):
 
 
 @needs_browser
-def test_tied_documents_are_marked_and_the_mean_over_their_orders_is_said(desktop, tmp_path):
+@pytest.mark.parametrize("documents", [None, 4])
+def test_tied_documents_have_the_library_s_mean_over_their_orders(desktop, tmp_path, documents):
+    rng = random.Random(1)
+    judged, runs = {}, [{}, {}]
+    for i in range(8):
+        pool = [f"d{j}" for j in range(rng.randint(5, 12))]
+        judged[f"q{i}"] = {d: rng.choice((0, 0, 1, 2)) for d in pool if rng.random() < 0.8} | {"missed": i % 3}
+        for run in runs:
+            run[f"q{i}"] = {d: float(rng.randint(0, 2)) for d in rng.sample(pool, len(pool))}
+    named = [Run.from_dict(run, name=name) for run, name in zip(runs, ("old", "new"), strict=True)]
+    page = explain_page(judgements(judged), named, "ndcg@3", documents=documents)
+    page.write(tmp_path / "page.html")
+    desktop.open(tmp_path / "page.html")
+    other = "[...document.querySelectorAll('#tiles > div')].map((tile) => tile.textContent)"
+    for query in page.queries:
+        options = {"gain": "exp2", "min_relevance": 1, "denominator": "relevant"}
+        scores = [runs[1][query][d] for d in runs[1][query]]
+        grades = [judged[query].get(d, 0) for d in runs[1][query]]
+        for options["denominator"] in ("relevant", "cutoff", "hits"):
+            choose(desktop, "#denominator", options["denominator"])
+            for k in (1, 3, 4):
+                desktop.value("document.getElementById('k').focus()")
+                desktop.type(str(k))
+                said = shown(desktop)["metrics"]
+                for name, value in expected(grades, list(judged[query].values()), k, options, scores).items():
+                    assert float(said[name][0]) == pytest.approx(value, rel=1e-12, abs=1e-15, nan_ok=True), (
+                        name,
+                        k,
+                        options,
+                    )
+                old = expected(
+                    [judged[query].get(d, 0) for d in runs[0][query]], list(judged[query].values()), k, options,
+                    list(runs[0][query].values()),
+                )  # fmt: skip
+                for tile, value in zip(desktop.value(other), old.values(), strict=True):
+                    assert f"old: {'' if math.isnan(value) else f'{value:.4f}'}" in tile, tile
+        desktop.click("#next")
+    assert desktop.errors() == []
+
+
+@needs_browser
+def test_tied_documents_are_marked_until_the_reader_orders_them(desktop, tmp_path):
     run = Run.from_dict({"q1": {"b": 1, "a": 1, "c": 0}}, name="run")
     explain_page(judgements(), run, "mrr", queries=["q1"]).write(tmp_path / "page.html")
     desktop.open(tmp_path / "page.html")
     notes = "document.getElementById('notes').textContent"
-    assert "For mrr the library takes the mean over all orders, 0.7500." in desktop.value(notes)
-    assert shown(desktop)["metrics"]["mrr"] == ["0.5", "0.5000"]
+    assert "mean over all their orders" in desktop.value(notes)
+    assert shown(desktop)["metrics"]["mrr"] == ["0.75", "0.7500"]
+    assert "= mean over orders" in desktop.value("document.querySelector('[data-metric=mrr]').textContent")
     ranks = "[...document.querySelectorAll('#rows td.rank')].map((cell) => cell.textContent)"
     assert desktop.value(ranks) == ["1=", "2=", "3"]
     desktop.click('[data-document="b"] .down')
     assert desktop.value(ranks) == ["1", "2", "3"]
-    assert "mean over all orders" not in desktop.value(notes)
+    assert shown(desktop)["metrics"]["mrr"] == ["1", "1.0000"]
+    assert "mean over all their orders" not in desktop.value(notes)
 
 
 @needs_browser
