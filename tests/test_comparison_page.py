@@ -16,6 +16,7 @@ from lightning_rank.offline.compare import compare
 from lightning_rank.report import comparison_page
 from lightning_rank.report.comparison import verdict
 from lightning_rank.report.slices import slices_of
+from tests import browser
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -406,3 +407,17 @@ def test_without_jinja2_the_error_names_the_extra(result, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ModuleNotFoundError, match=r"lightning-rank\[pages\]"):
         comparison_page(result)
+
+
+@browser.needed
+def test_on_a_phone_only_tables_scroll_sideways(tmp_path):
+    third = lists(seed=1, lift=1.2)[2]
+    page = comparison_page(compare(JUDGED, {"baseline": OLD, "candidate": NEW, "another one": third}))
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    phone = browser.Browser(tmp_path, (375, 800), mobile=True)
+    try:
+        phone.open(tmp_path / "page.html")
+        assert phone.value("document.documentElement.scrollWidth") == 375
+        assert phone.value("Math.max(...[...document.querySelectorAll('.scroll')].map((one) => one.scrollWidth))") > 375
+    finally:
+        phone.close()

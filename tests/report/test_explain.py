@@ -181,10 +181,6 @@ def test_refusals(given, message):
 
 # In a browser ---------------------------------------------------------------------------------------------------------
 
-needs_browser = pytest.mark.skipif(
-    browser.found() is None, reason=f"no browser: none of {', '.join(browser.NAMES)} is installed"
-)
-
 
 @pytest.fixture(scope="module")
 def desktop(tmp_path_factory) -> Iterator[browser.Browser]:
@@ -291,7 +287,7 @@ def choose(page: browser.Browser, selector: str, value: str) -> None:
     page.value(f"{field}.value = {value!r}; {field}.dispatchEvent(new Event('change'))")
 
 
-@needs_browser
+@browser.needed
 @pytest.mark.parametrize("seed", range(3))
 def test_numbers_equal_the_library_on_random_lists_reordered_by_input_events(desktop, tmp_path, seed):
     rng = random.Random(seed)
@@ -366,7 +362,7 @@ def test_numbers_equal_the_library_on_random_lists_reordered_by_input_events(des
     assert desktop.errors() == []
 
 
-@needs_browser
+@browser.needed
 def test_a_phone_drags_by_touch_and_shows_nothing_beyond_its_edge(phone, tmp_path):
     run = Run.from_dict({"q": {f"document-{i}": -i for i in range(6)}}, name="a run with quite a long name")
     explain_page(judgements({"q": {f"document-{i}": i % 3 for i in range(6)}}), run).write(tmp_path / "page.html")
@@ -382,7 +378,7 @@ def test_a_phone_drags_by_touch_and_shows_nothing_beyond_its_edge(phone, tmp_pat
     assert phone.errors() == []
 
 
-@needs_browser
+@browser.needed
 def test_undo_reset_ideal_and_a_drag_that_is_given_up(desktop, tmp_path):
     judged = {"q": {"a": 0, "b": 1, "c": 2, "missed": 3}}
     run = Run.from_dict({"q": {"a": 3, "b": 2, "c": 1}}, name="run")
@@ -412,7 +408,7 @@ def test_undo_reset_ideal_and_a_drag_that_is_given_up(desktop, tmp_path):
     assert desktop.errors() == []
 
 
-@needs_browser
+@browser.needed
 def test_replay_shows_what_the_ranks_read_so_far_earn(desktop, tmp_path):
     judged = {"q": {"a": 0, "b": 2, "c": 1, "d": 3}}
     run = Run.from_dict({"q": {"a": 4, "b": 3, "c": 2, "d": 1}}, name="run")
@@ -440,7 +436,7 @@ def test_replay_shows_what_the_ranks_read_so_far_earn(desktop, tmp_path):
     desktop.click("#play")
 
 
-@needs_browser
+@browser.needed
 def test_keyboard_and_screen_reader(desktop, tmp_path):
     explain_page(judgements(), [OLD, NEW]).write(tmp_path / "page.html")
     desktop.open(tmp_path / "page.html")
@@ -487,7 +483,7 @@ def test_keyboard_and_screen_reader(desktop, tmp_path):
     assert len(roles["rowheader"]) == 3
 
 
-@needs_browser
+@browser.needed
 def test_the_index_is_searched_and_sorted(desktop, tmp_path):
     texts = {"q1": "red shoes", "q2": "blue shoes", "q3": "a hat"}
     explain_page(judgements(), [OLD, NEW], query_texts=texts).write(tmp_path / "page.html")
@@ -513,7 +509,7 @@ def test_the_index_is_searched_and_sorted(desktop, tmp_path):
     check(desktop, JUDGED["q2"], ["a", "b"], 10, {"gain": "exp2", "min_relevance": 1, "denominator": "relevant"})
 
 
-@needs_browser
+@browser.needed
 def test_an_empty_list_and_one_that_is_cut_say_so(desktop, tmp_path):
     explain_page(judgements(), [OLD, NEW], queries=["q3"]).write(tmp_path / "empty.html")
     desktop.open(tmp_path / "empty.html")
@@ -534,7 +530,7 @@ def test_an_empty_list_and_one_that_is_cut_say_so(desktop, tmp_path):
     assert desktop.value("document.getElementById('k').value") == "7"
 
 
-@needs_browser
+@browser.needed
 @pytest.mark.parametrize("documents", [None, 4])
 def test_tied_documents_have_the_library_s_mean_over_their_orders(desktop, tmp_path, documents):
     rng = random.Random(1)
@@ -575,7 +571,7 @@ def test_tied_documents_have_the_library_s_mean_over_their_orders(desktop, tmp_p
     assert desktop.errors() == []
 
 
-@needs_browser
+@browser.needed
 def test_tied_documents_are_marked_until_the_reader_orders_them(desktop, tmp_path):
     run = Run.from_dict({"q1": {"b": 1, "a": 1, "c": 0}}, name="run")
     explain_page(judgements(), run, "mrr", queries=["q1"]).write(tmp_path / "page.html")
@@ -592,7 +588,7 @@ def test_tied_documents_are_marked_until_the_reader_orders_them(desktop, tmp_pat
     assert "mean over all their orders" not in desktop.value(notes)
 
 
-@needs_browser
+@browser.needed
 def test_where_the_other_run_has_a_document_is_said_as_far_as_it_is_known(desktop, tmp_path):
     one = Run.from_dict({"q": {"a": 3, "b": 2, "c": 1}}, name="one")
     two = Run.from_dict({"q": {"c": 3, "x": 2, "b": 1}}, name="two")
@@ -604,7 +600,7 @@ def test_where_the_other_run_has_a_document_is_said_as_far_as_it_is_known(deskto
         assert desktop.value(details) == wanted
 
 
-@needs_browser
+@browser.needed
 def test_nothing_is_asked_of_the_network(desktop, tmp_path):
     explain_page(judgements(), [OLD, NEW]).write(tmp_path / "page.html")
     desktop.open(tmp_path / "page.html")
