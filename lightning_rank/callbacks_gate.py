@@ -14,8 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from lightning_rank.callbacks import RankingMonitorMixin
+from lightning_rank.data.tables import is_table
 from lightning_rank.gate import Gate, GateDecision
 from lightning_rank.metrics import RankingMetrics
+from lightning_rank.offline.per_query import read_per_query, write_per_query
 from lightning_rank.stats import paired
 
 
@@ -29,8 +31,12 @@ class ReleaseGateMixin(RankingMonitorMixin):
     ``veto`` also ``gate/<metric>``, for ``ModelCheckpoint(monitor="gate/ndcg@10", mode="max")``. A checkpoint whose score is -inf
     was kept for want of one that passes.
 
+    The baseline may also be a table of values of each query, such as ``RankingReport`` and ``lightning-rank evaluate --per-query``
+    write. It names queries by the text of their ids and holds those without a relevant item, with what they count; conventions are
+    not in it, and must be the same.
+
     Args:
-        baseline: path of a JSON file.
+        baseline: path of a JSON file, or of a table, ``.csv``, ``.tsv``, ``.parquet`` or ``.jsonl``.
         metric: name of the metric.
         tolerance: the loss that is accepted; the gate passes where the interval is above ``-tolerance``.
         alpha: 1 - the level of the interval.
@@ -44,7 +50,8 @@ class ReleaseGateMixin(RankingMonitorMixin):
         decision: the last one, with its reasons.
 
     Raises:
-        ValueError: a baseline of another metric, of other conventions or of other queries; no ids on several processes.
+        ValueError: a baseline of another metric, of other conventions or of other queries; no ids on several processes, or with
+            a table.
         FileNotFoundError: there is no baseline, said before training.
 
     Example:
@@ -73,8 +80,11 @@ class ReleaseGateMixin(RankingMonitorMixin):
         self.gate = Gate(tolerance=tolerance, alpha=alpha)
         self.baseline, self.veto, self.record, self.dataloader_idx = baseline, veto, record, dataloader_idx
         self.decision: GateDecision | None = None
-        self._old: dict[int, float] | None = None
+        self._old: dict[Any, float] | None = None
         self._by_ids, self._recorded_by = False, ""
+        self._in_table = is_table(baseline)
+        if self._in_table:
+            self.keep_query_values()
 
     def logged_keys(self, stage: str) -> list[str]:
         """What is logged; at ``"test"`` nothing."""
@@ -104,9 +114,10 @@ class ReleaseGateMixin(RankingMonitorMixin):
 
     def _inputs(self, outputs: Any, pl_module: Any, step: str) -> dict[str, Tensor]:
         inputs = super()._inputs(outputs, pl_module, step)
-        if "indexes" not in inputs and outputs.get("query") is not None:
+        if "indexes" not in inputs and self._numbers is None and outputs.get("query") is not None:
             inputs["indexes"] = outputs["query"]
-        self._by_ids = "indexes" in inputs
+        # A table has ids, and where they come from is seen to by the class above.
+        self._by_ids = "indexes" in inputs or self._in_table
         if not self._by_ids and pl_module.trainer.world_size > 1:
             raise ValueError(
                 f"ReleaseGate needs {type(pl_module).__name__}.{step} to return 'indexes', the ids of the queries, on several "
@@ -124,12 +135,18 @@ class ReleaseGateMixin(RankingMonitorMixin):
     def _log(self, trainer: Any, pl_module: Any, stage: str, loaders: Any) -> None:
         metrics = self._metrics[self.dataloader_idx]
         value = float(metrics.compute()[self.metric])
-        ids, values = metrics.query_values()
-        # Queries without a relevant item have no value, whatever the ranker.
-        new = {i: v for i, v in zip(ids.tolist(), values.flatten().tolist(), strict=True) if not math.isnan(v)}
+        new: dict[Any, float]
+        if self._in_table:
+            (new,) = self.query_values(self.dataloader_idx).values()
+        else:
+            ids, values = metrics.query_values()
+            # Queries without a relevant item have no value, whatever the ranker.
+            new = {i: v for i, v in zip(ids.tolist(), values.flatten().tolist(), strict=True) if not math.isnan(v)}
         joined_by = "ids" if self._by_ids or trainer.world_size > 1 else "order"
         if self.record:
-            if trainer.is_global_zero:
+            if trainer.is_global_zero and self._in_table:
+                write_per_query(self.baseline, {self.metric: new}, run="baseline")
+            elif trainer.is_global_zero:
                 content = {
                     "metric": self.metric,
                     "conventions": repr(self._template),
@@ -166,13 +183,16 @@ class ReleaseGateMixin(RankingMonitorMixin):
                 sync_dist=trainer.world_size > 1,
             )
 
-    def _read(self) -> dict[int, float]:
+    def _read(self) -> dict[Any, float]:
         path = Path(self.baseline)
         if not path.exists():
             raise FileNotFoundError(
                 f"ReleaseGate needs the baseline {path}: write it by trainer.validate(old_model, ...) with "
                 f"ReleaseGate({self.baseline!r}, record=True)."
             )
+        if self._in_table:
+            self._recorded_by = "ids"
+            return dict(read_per_query(path, [self.metric])[self.metric])
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             made_for, conventions = content["metric"], content["conventions"]

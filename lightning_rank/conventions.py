@@ -1,6 +1,7 @@
 """The small vocabulary that metrics and losses share: gain, discount, ties, denominators, empty queries.
 
-Every option is checked here, once, when it is given; what a tool means by a metric is a preset in ``PRESETS``.
+Every option is checked here, once, when it is given; what a tool means by a metric is a preset in ``PRESETS``. PyTorch is
+imported where a tensor comes, so that words can be had without it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-Gain = str | Sequence[float] | Callable[[Tensor], Tensor]
+Gain = str | Sequence[float] | Callable[["Tensor"], "Tensor"]
 
 GAINS = ("exp2", "linear")
 TIES = ("average", "stable", "optimistic", "pessimistic")
@@ -133,6 +135,8 @@ def gains_of(grade: Tensor, gain: Gain, top: Tensor | None = None) -> Tensor:
         ValueError: a grade is not a whole number, or beyond the table (checked where it is free: on the CPU, eagerly;
             elsewhere such an item's gain is NaN).
     """
+    import torch
+
     if callable(gain):
         return gain(grade).to(grade.dtype)
     if isinstance(gain, str):
@@ -157,11 +161,13 @@ def gains_of(grade: Tensor, gain: Gain, top: Tensor | None = None) -> Tensor:
 
 def discount(rank: Tensor) -> Tensor:
     """1 / log2(rank + 1), for ranks (hard or soft) >= 1."""
-    return torch.log2(rank + 1).reciprocal()
+    return (rank + 1).log2().reciprocal()
 
 
 def values_are_free(tensor: Tensor) -> bool:
     """Whether looking at a value costs nothing: eager mode on the CPU; not on a device, under ``vmap`` or ``compile``."""
+    import torch
+
     return (
         tensor.device.type == "cpu"
         and not torch.compiler.is_compiling()
@@ -172,9 +178,13 @@ def values_are_free(tensor: Tensor) -> bool:
 
 def sum_dtype(device: torch.device) -> torch.dtype:
     """float64, or float32 where the device has none."""
+    import torch
+
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def value_dtype(preds: Tensor) -> torch.dtype:
     """The dtype of a value: float64 for float64 scores, float32 otherwise."""
+    import torch
+
     return torch.float64 if preds.dtype == torch.float64 else torch.float32

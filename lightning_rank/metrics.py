@@ -12,12 +12,12 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_rank.conventions import check_number, options_of, sum_dtype, values_are_free
+from lightning_rank.entries import SHARED_OPTIONS, Entry, resolve, shared_options, values_of
 from lightning_rank.extras import extra
-from lightning_rank.functional.entries import SHARED_OPTIONS, Entry, resolve, shared_options, values_of
 from lightning_rank.functional.metrics import METRICS, MetricSpec, parse_name
 from lightning_rank.functional.ranking import Ranking, check_judgements, rank, rank_in_blocks
-from lightning_rank.functional.uncertainty import Interval, interval_of_mean
 from lightning_rank.lists import arrange, check_grades, check_scores
+from lightning_rank.uncertainty import Interval, interval_of_mean
 
 
 class _Sums(NamedTuple):
@@ -58,7 +58,7 @@ class _Streaming(Metric):
     full_state_update = False
 
     def __init__(self, metrics: Sequence[tuple[MetricSpec, int | None]], options: dict[str, Any]) -> None:
-        entries, shared, rest = resolve(metrics, options)
+        entries, shared, rest = resolve(metrics, options, METRICS)
         super().__init__(**rest)
         self.entries = entries
         self.convention = shared["convention"]

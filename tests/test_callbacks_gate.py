@@ -16,7 +16,9 @@ import torch
 import lightning_rank.lightning
 from lightning_rank.functional import ndcg
 from lightning_rank.gate import Gate
-from lightning_rank.pytorch_lightning import RankingMonitor, ReleaseGate
+from lightning_rank.models import LinearScorer
+from lightning_rank.offline.per_query import read_per_query
+from lightning_rank.pytorch_lightning import RankingModule, RankingMonitor, RankingReport, ReleaseGate, SyntheticDataModule
 from lightning_rank.stats import paired
 from tests.lightning_cases import Ranker, lists, loader, trainer
 
@@ -112,6 +114,58 @@ def test_queries_are_joined_by_their_ids(tmp_path):
     other.load_state_dict(model.state_dict())
     with pytest.raises(ValueError, match=r"by ids, but here they come by order"):
         validated(ReleaseGate(path, "ndcg@3"), other)
+
+
+class WithIds(Ranker):
+    def validation_step(self, batch, batch_idx):
+        features, target, mask = batch
+        ids = torch.arange(len(target)) + 1000 * batch_idx
+        return {"preds": self(features), "target": target, "mask": mask, "indexes": ids}
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl.gz"])
+def test_a_table_of_values_is_a_baseline_too(tmp_path, ending):
+    path, text = str(tmp_path / f"old.{ending}"), str(tmp_path / "old.json")
+    old, new = WithIds(), WithIds()
+    with torch.no_grad():
+        old.scorer.weight.copy_(torch.tensor([[1.0, 0.0, 0.0]]))
+        new.scorer.weight.copy_(torch.tensor([[-1.0, 0.5, 0.3]]))
+    report = RankingReport(path, monitor="val/ndcg@3")
+    trainer(RankingMonitor(["ndcg@3", "mrr"], gain="linear"), report).validate(old, loader(QUERIES), verbose=False)
+    if ending == "jsonl.gz":  # its own, in place of the report's
+        trainer(ReleaseGate(path, "ndcg@3", record=True, gain="linear")).validate(old, loader(QUERIES), verbose=False)
+    stored = read_per_query(path, ["ndcg@3"])["ndcg@3"]
+    assert len(stored) == QUERIES
+    gate = ReleaseGate(path, "ndcg@3", gain="linear")
+    logged = validated(gate, new)
+    # Queries without a relevant item count here, and differ by 0.
+    trainer(ReleaseGate(text, "ndcg@3", record=True, gain="linear")).validate(old, loader(QUERIES), verbose=False)
+    among = validated(ReleaseGate(text, "ndcg@3", gain="linear"), new)
+    share = len(json.loads(Path(text).read_text())["values"]) / QUERIES
+    assert share < 1
+    assert logged["gate/difference"] == pytest.approx(among["gate/difference"] * share)
+    assert logged["gate/low"] < logged["gate/difference"] < logged["gate/high"]
+    assert validated(ReleaseGate(path, "ndcg@3", gain="linear"), old)["gate/difference"] == pytest.approx(0)
+    with pytest.raises(ValueError, match="did not come"):
+        validated(ReleaseGate(path, "ndcg@3"), old, limit_val_batches=2)
+    with pytest.raises(ValueError, match="must return their ids as 'indexes'"):
+        validated(ReleaseGate(path, "ndcg@3"), Ranker())
+    with pytest.raises(ValueError, match="no values of map"):
+        validated(ReleaseGate(path, "map"), old)
+
+
+def test_a_table_names_the_queries_of_a_data_module(tmp_path):
+    data = SyntheticDataModule(num_train=8, num_val=15, num_test=7, batch_size=4)
+    data.setup("validate")
+    names = [f"question {i}" for i in range(15)]
+    object.__setattr__(data.splits["val"], "query_ids", names)
+    path, module = str(tmp_path / "old.csv"), RankingModule(LinearScorer(16), "softmax")
+    trainer(ReleaseGate(path, record=True)).validate(module, datamodule=data, verbose=False)
+    stored = read_per_query(path, ["ndcg@10"])["ndcg@10"]
+    assert sorted(stored) == sorted(names)
+    made = trainer(ReleaseGate(path))
+    made.validate(module, datamodule=data, verbose=False)
+    assert made.callback_metrics["gate/difference"] == pytest.approx(0)
 
 
 def test_checkpoints_are_of_models_that_pass(baseline, tmp_path):

@@ -257,3 +257,20 @@ def test_a_process_without_lightning(folder):
     )  # fmt: skip
     assert failed.returncode == 1
     assert failed.stderr.startswith("lightning-rank: error: out exists")
+
+
+def test_scores_beside_a_letor_file(run, folder):
+    # A query whose lines are apart, and an item without an id.
+    (folder / "test.txt").write_text("2 qid:1 1:0.5 # a\n0 qid:2 1:0.1 # b\n0 qid:1 1:0.2 # c\n1 qid:2 1:3\n")
+    (folder / "scores.txt").write_text("0.1\n0.9\n0.7\n-0.4\n")
+    (folder / "as_run").write_text("1 Q0 a 1 0.1 t\n1 Q0 c 1 0.7 t\n2 Q0 b 1 0.9 t\n2 Q0 3 1 -0.4 t\n")
+    files = ("--qrels", "test.txt", "--run", "x=scores.txt", "--metrics", "ndcg@10", "mrr", "judged@2")
+    status, out, _ = run("evaluate", *files)
+    assert (status, out) == run("evaluate", *(f.replace("scores.txt", "as_run") for f in files))[:2]
+    assert "0.5000" in out
+    status, out, _ = run("compare", *files[:4], "--run", "y=as_run", "--metrics", "mrr")
+    assert status == 0
+    assert "0.0000" in out
+    (folder / "scores.txt").write_text("0.1\n0.9\n")
+    assert run("evaluate", *files)[2].endswith("error: scores.txt: There must be a score for each of the 4 items, got 2.\n")
+    assert "must be the LETOR file of its items" in run("evaluate", "--qrels", "qrels", *files[2:])[2]

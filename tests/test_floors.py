@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "lightning_rank"
 NAME = PACKAGE.name
 FLOORS = (
-    ("lists", "conventions", "extras"),
+    ("lists", "conventions", "entries", "uncertainty", "extras"),
     ("functional", "stats"),
     ("metrics", "losses", "models", "data", "online", "explain", "advise"),
     ("offline",),
@@ -24,7 +24,7 @@ FLOORS = (
     ("cli", "__init__"),
 )
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
-SAME_FLOOR = {("lists", "conventions"), ("cli", "__init__")}  # the latter for the version
+SAME_FLOOR = {("lists", "conventions"), ("entries", "conventions"), ("cli", "__init__")}  # the latter for the version
 LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,10 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_rank.data.runs import Judgements, Run, polars
-from lightning_rank.data.tables import FORMATS, JUDGEMENT_FORMATS, read_judgements, read_run, table_kind, write_table
+from lightning_rank.data.tables import (
+    JUDGEMENT_FORMATS,
+    RUN_FORMATS,
+    file_kind,
+    lists_of,
+    read_judgements,
+    read_run,
+    table_kind,
+    write_table,
+)
 from lightning_rank.data.trec import writing
 
 if TYPE_CHECKING:
+    from lightning_rank.data.batches import RankingDataset
     from lightning_rank.offline.compare import Comparison
 
 _DEFAULT = "ndcg@10 map mrr@10 recall@100"
@@ -63,15 +71,15 @@ def _run(options: argparse.Namespace) -> None:
 
 def read_inputs(options: argparse.Namespace) -> tuple[Judgements, dict[str, Run]]:
     """What the options of ``add_files`` name."""
-    # Loading torch takes about as long as reading a large run, which happens outside Python.
-    loading = threading.Thread(target=importlib.import_module, args=("torch",), daemon=True)
-    loading.start()
-    judgements = read_judgements(
-        options.qrels, form=options.qrels_format, columns=_columns(options.qrels_columns), strict=options.strict
-    )
-    runs = _runs(options)
-    loading.join()
-    return judgements, runs
+    columns = _columns(options.qrels_columns)
+    if file_kind(options.qrels, options.qrels_format, named=bool(columns)) == "letor":
+        from lightning_rank.data.letor import read_letor
+
+        # Kept, as a file of scores says nothing but the scores of these items.
+        items = read_letor(options.qrels)
+        return lists_of(items, name=Path(options.qrels).name.removesuffix(".gz"))[0], _runs(options, items)
+    judgements = read_judgements(options.qrels, form=options.qrels_format, columns=columns, strict=options.strict)
+    return judgements, _runs(options)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -121,14 +129,14 @@ def _asked(options: argparse.Namespace) -> dict[str, Any]:
     return asked | {name: value for name, value in given.items() if value is not None}
 
 
-def _runs(options: argparse.Namespace) -> dict[str, Run]:
+def _runs(options: argparse.Namespace, items: RankingDataset | None = None) -> dict[str, Run]:
     columns = _columns(options.run_columns)
     runs: dict[str, Run] = {}
     for text in options.run:
         name, path = text.split("=", 1) if "=" in text and not Path(text).exists() else (None, text)
         if name is None and Path(path).name.removesuffix(".gz") in runs:
             name = path
-        run = read_run(path, form=options.run_format, columns=columns, name=name, strict=options.strict)
+        run = read_run(path, form=options.run_format, columns=columns, name=name, strict=options.strict, items=items)
         if run.name in runs:
             raise ValueError(f"Two runs are called {run.name!r}: give each a name of its own, --run NAME=FILE.")
         runs[run.name] = run
@@ -167,7 +175,7 @@ def add_files(command: argparse.ArgumentParser, *, baseline: bool) -> argparse._
     files.add_argument(
         "--qrels-format", choices=JUDGEMENT_FORMATS, help="kind of the judgements; by the file's name and first line"
     )
-    files.add_argument("--run-format", choices=FORMATS, help="kind of the runs; by the file's name and first line")
+    files.add_argument("--run-format", choices=RUN_FORMATS, help="kind of the runs; by the file's name and first line")
     files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
     files.add_argument("--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table")
     files.add_argument("--strict", action="store_true", help="refuse repeated documents and judgements")
@@ -226,7 +234,7 @@ def _parser() -> argparse.ArgumentParser:
 
 _FILES = """
 Files are TREC runs and qrels, MS MARCO runs, CSV, TSV, Parquet or JSON lines, plain or gzip; LETOR files serve as
-judgements.
+judgements, beside which a run may also be a file with a score for each of their lines.
 """
 _EVALUATE = f"""Measures of runs, with intervals and the counts that must be known to read them.
 {_FILES}

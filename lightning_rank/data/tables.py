@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from lightning_rank.data.runs import DocumentLists, Judgements, Run, polars, text_column
-from lightning_rank.data.trec import looks_like, opened, read_msmarco_run, read_qrels, read_trec_run, write_trec, writing
+from lightning_rank.data.trec import (
+    is_number,
+    looks_like,
+    opened,
+    read_msmarco_run,
+    read_qrels,
+    read_trec_run,
+    write_trec,
+    writing,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,6 +41,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 _SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 FORMATS = ("trec", "msmarco", "csv", "tsv", "parquet", "jsonl")
+RUN_FORMATS = (*FORMATS, "scores")
 JUDGEMENT_FORMATS = (*FORMATS, "letor")
 
 
@@ -42,6 +52,7 @@ def read_run(
     columns: Mapping[str, str] | None = None,
     name: str | None = None,
     strict: bool = False,
+    items: RankingDataset | None = None,
 ) -> Run:
     """Read what a system retrieved, from a file of any of these kinds, plain or gzip.
 
@@ -53,6 +64,7 @@ def read_run(
     ``csv``      named columns, separated by commas; ``tsv``: by tabs
     ``parquet``  columns
     ``jsonl``    an object a line
+    ``scores``   a score a line, for the items of a LETOR file in their order
     ===========  ===================================================================================================
 
     Args:
@@ -62,16 +74,30 @@ def read_run(
             what is left out is found by its usual names.
         name: of the run; None takes the file's.
         strict: refuse repeated documents instead of counting them once, at their best rank, with a warning.
+        items: what a file of scores is of, as read from its LETOR file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: with the line where there is one: a column that is missing, a score that is no number, an empty file.
+        ValueError: with the line where there is one: a column that is missing, a score that is no number, an empty file; scores
+            without their items, or of another number.
         ModuleNotFoundError: polars is not installed (the extra ``files``).
     """
-    kind = _kind(path, form, named=bool(columns))
+    kind = file_kind(path, form, named=bool(columns))
     name = Path(path).name.removesuffix(".gz") if name is None else name
     if kind == "letor":
         raise ValueError(f"{path}: a LETOR file holds grades and features, no scores: it can only be the judgements.")
+    if kind == "scores":
+        if items is None:
+            raise ValueError(
+                f"{path}: a file of scores, one a line, does not say of which documents: the judgements must be the LETOR file of "
+                "its items, in the same order."
+            )
+        try:
+            run = lists_of(items, read_scores(path), name=name)[1]
+        except ValueError as error:
+            raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        assert run is not None
+        return run
     if kind in ("trec", "qrels"):
         return read_trec_run(path, name=name, strict=strict)
     if kind == "msmarco":
@@ -90,7 +116,9 @@ def read_judgements(
     Raises:
         ValueError: also for judgements that contradict one another.
     """
-    kind = _kind(path, form, named=bool(columns))
+    kind = file_kind(path, form, named=bool(columns))
+    if kind == "scores":
+        raise ValueError(f"{path}: a file of scores, one a line, holds no judgements: it can only be a run.")
     if kind == "letor":
         from lightning_rank.data.letor import read_letor
 
@@ -197,6 +225,11 @@ def query_column(path: str | Path, frame: pl.DataFrame, known: Sequence[str] | N
     return best
 
 
+def is_table(path: str | Path) -> bool:
+    """Whether a file is a table by the ending of its name."""
+    return Path(str(path).removesuffix(".gz")).suffix.lower() in _SUFFIXES
+
+
 def table_kind(path: str | Path) -> str:
     """The kind of a table by the ending of its name.
 
@@ -235,7 +268,7 @@ def lists_of(dataset: RankingDataset, scores: Any = None, *, name: str = "") -> 
         return judgements, None
     scores = np.asarray(scores, dtype=np.float64)
     if scores.shape != (number,):
-        raise ValueError(f"There must be a score for each of the {number:,} items, got {len(scores):,}.")
+        raise ValueError(f"There must be a score for each of the {number:,} items, got {scores.size:,}.")
     return judgements, Run.from_pieces([(queries, documents, scores[rows])], name=name)
 
 
@@ -252,22 +285,21 @@ def read_scores(path: str | Path) -> np.ndarray:
     try:
         return np.array(lines, dtype=np.float64)
     except ValueError:
-        number, line = next((i, line) for i, line in enumerate(lines, 1) if not _is_number(line))
+        number, line = next((i, line) for i, line in enumerate(lines, 1) if not is_number(line))
         raise ValueError(f"{path}:{number}: a score must be a number, got {line[:80]!r}.") from None
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def file_kind(path: str | Path, form: str | None = None, *, named: bool = False) -> str:
+    """The kind of a file: as given, by the ending of its name, or by its first line; ``named``: its columns were.
 
-
-def _kind(path: str | Path, form: str | None, *, named: bool) -> str:
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: no such kind; nothing in the file.
+    """
     if form is not None:
-        if form not in JUDGEMENT_FORMATS:
-            raise ValueError(f"The kind of a file must be one of {', '.join(JUDGEMENT_FORMATS)}, got {form!r}.")
+        kinds = (*FORMATS, "letor", "scores")
+        if form not in kinds:
+            raise ValueError(f"The kind of a file must be one of {', '.join(kinds)}, got {form!r}.")
         return form
     kind = _SUFFIXES.get(Path(str(path).removesuffix(".gz")).suffix.lower())
     if kind == "tsv" and not named:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_rank.functional.logistic_sums import _carry, coefficients_of
+from lightning_rank.functional.logistic_sums import Moments, _carry, coefficients_of
 from lightning_rank.functional.pairs import Items, PairWeight
 
 BLOCK = 64
@@ -49,6 +49,8 @@ class FadedSums:
         num_ranks: no rank is larger.
     """
 
+    block = BLOCK
+
     def __init__(
         self, score: Tensor, group: Tensor, items: Items, *, terms: int, top_k: int | None, num_ranks: int
     ) -> None:
@@ -80,37 +82,40 @@ class FadedSums:
             self.score_before - self.score_edge, self.rank_edge - self.rank_before, self.group_before == self.group_edge
         )
 
-    def __call__(self, weight: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Sums of 1, sigmoid(-d) and log(1 + exp(-d)) for pairs d apart, over those above and those below.
-
-        Args:
-            weight: ``[C, N]``, not 0 only for the first item of a tie, which alone gets sums that mean something.
-        """
-        columns = weight.shape[0]
+    def moments(self, weight: Tensor) -> Moments:
+        """What ``between`` needs of ``weight``, ``[C, N]``: not 0 only for the first item of a tie."""
         weight = self._cut(weight.T)
-        above = weight.new_empty(self.num_blocks, self.coefficients.shape[1], columns)
+        above = weight.new_empty(self.num_blocks, self.coefficients.shape[1], weight.shape[-1])
         below = torch.empty_like(above)
-        for piece in self._pieces():
+        for piece in self._pieces(0, self.num_blocks):
             upper, lower = self._factors(piece)
             torch.bmm(upper.transpose(1, 2), weight.narrow(0, *piece), out=above.narrow(0, *piece))
             torch.bmm(lower.transpose(1, 2), weight.narrow(0, *piece), out=below.narrow(0, *piece))
         fade = self.passed.T
         above = _carry(above.permute(2, 1, 0), fade).permute(2, 0, 1)
         below = _carry(below.permute(2, 1, 0).flip(-1), fade.flip(-1)).flip(-1).permute(2, 0, 1)
+        return Moments(weight, above, below)
+
+    def between(self, moments: Moments, start: int, size: int) -> list[tuple[Tensor, Tensor]]:
+        """Sums of 1, sigmoid(-d) and log(1 + exp(-d)) for pairs d apart, over those above and those below.
+
+        Of the ``size`` blocks from ``start`` on, ``[C, size * BLOCK]``; only those of the first item of a tie mean something.
+        """
+        columns = moments.weight.shape[-1]
         pieces: list[list[Tensor]] = [[] for _ in range(6)]
-        for piece in self._pieces():
+        for piece in self._pieces(start, size):
             upper, lower = self._factors(piece)
             inside = self._inside(piece)
-            own = weight.narrow(0, *piece)
-            for side, (moments, factor) in enumerate(((above, lower), (below, upper))):
+            own = moments.weight.narrow(0, *piece)
+            for side, (edge, factor) in enumerate(((moments.above, lower), (moments.below, upper))):
                 # What each kernel makes of a moment.
-                wanted = moments.narrow(0, *piece).unsqueeze(1) * self.coefficients.unsqueeze(1)
+                wanted = edge.narrow(0, *piece).unsqueeze(1) * self.coefficients.unsqueeze(1)
                 far = torch.bmm(factor, wanted.flatten(1, 2).transpose(1, 2))
                 for k, matrix in enumerate(inside):
                     near = torch.bmm(matrix if side == 0 else matrix.transpose(1, 2), own)
                     pieces[2 * k + side].append(far.narrow(2, k * columns, columns) + near)
-        sums = [torch.cat(whole).flatten(0, 1).T.narrow(1, 0, self.num_items) for whole in pieces]
-        sums = [one.clone(memory_format=torch.contiguous_format) for one in sums]
+        # Not `.contiguous()`, which fails on fake CUDA tensors.
+        sums = [torch.cat(whole).flatten(0, 1).T.clone(memory_format=torch.contiguous_format) for whole in pieces]
         return list(zip(sums[::2], sums[1::2], strict=True))
 
     def _cut(self, values: Tensor, fill: float = 0) -> Tensor:
@@ -120,9 +125,9 @@ class FadedSums:
             values = torch.cat([values, values.new_full((missing, *values.shape[1:]), fill)])
         return values.unflatten(0, (self.num_blocks, BLOCK))
 
-    def _pieces(self) -> list[tuple[int, int]]:
-        size = CHUNK if self.score.device.type == "cpu" else self.num_blocks
-        return [(start, min(size, self.num_blocks - start)) for start in range(0, self.num_blocks, size)]
+    def _pieces(self, start: int, size: int) -> list[tuple[int, int]]:
+        step = CHUNK if self.score.device.type == "cpu" else max(1, size)
+        return [(first, min(step, start + size - first)) for first in range(start, start + size, step)]
 
     def _fade(self, scores: Tensor, ranks: Tensor, same: Tensor) -> Tensor:
         """``[..., rates * powers]`` of exp(-power * scores - rate * ranks), 0 between groups."""

@@ -12,6 +12,7 @@ no value is looked at, on a device either.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import comb
@@ -53,6 +54,8 @@ class LogisticSums:
         terms: the degree M of the polynomials, ``terms_for`` the dtype that the scores came in.
     """
 
+    block = BLOCK
+
     def __init__(self, score: Tensor, first: Tensor, *, terms: int) -> None:
         self.num_items, self.terms = score.numel(), terms
         self.num_blocks = max(1, -(-self.num_items // BLOCK))
@@ -80,47 +83,19 @@ class LogisticSums:
             weight: ``[..., N]``, of any sign, 0 in padding; None: 1 for every item.
             kernels: some of ``KERNELS``.
         """
-        if weight is None:
-            weight = self._place.new_ones(self.num_items)
-        weight = self._cut(weight, 0.0)
-        above, below = self._moments(weight)
-        chunks = []
-        for start, size in self._chunks():
-            t_above, t_below, place, own, over, under = (
-                x.narrow(-1, start, size).contiguous()
-                for x in (self._from_start, self._to_end, self._place, weight, above, below)
-            )
-            sums = [
-                (_evaluate(coefficients, over, t_above), _evaluate(coefficients, under, t_below))
-                for coefficients in (coefficients_of(kernel, self.terms) for kernel in kernels)
-            ]
-            _add_inside(sums, kernels, place, own)
-            chunks.append(sums)
+        moments = self.moments(self._place.new_ones(self.num_items) if weight is None else weight)
+        parts = [self.between(moments, start, size, kernels) for start, size in self._chunks(moments.weight)]
         return [
-            (self._join([chunk[k][0] for chunk in chunks]), self._join([chunk[k][1] for chunk in chunks]))
+            tuple(_join([part[k][side] for part in parts]).narrow(-1, 0, self.num_items) for side in (0, 1))  # type: ignore[misc]
             for k in range(len(kernels))
         ]
 
-    def _chunks(self) -> list[tuple[int, int]]:
-        """Starts and sizes of runs of blocks that fit into the cache of a CPU; on a device, all."""
-        size = CHUNK if self._place.device.type == "cpu" else self.num_blocks
-        return [(start, min(size, self.num_blocks - start)) for start in range(0, self.num_blocks, size)]
-
-    def _cut(self, values: Tensor, fill: float) -> Tensor:
-        """``[..., N]`` items as ``[..., BLOCK, blocks]``: blocks lie beside each other, so that every step is contiguous."""
-        missing = self.num_blocks * BLOCK - self.num_items
-        values = torch.nn.functional.pad(values, (0, missing), value=fill) if missing else values
-        return values.unflatten(-1, (self.num_blocks, BLOCK)).transpose(-1, -2).contiguous()
-
-    def _join(self, chunks: list[Tensor]) -> Tensor:
-        values = torch.cat(chunks, -1) if len(chunks) > 1 else chunks[0]
-        return values.transpose(-1, -2).flatten(-2).narrow(-1, 0, self.num_items)
-
-    def _moments(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """What lies above each block and below it: ``[..., M, blocks]`` sums of weight * exp(-m * distance to its edge)."""
+    def moments(self, weight: Tensor) -> Moments:
+        """What ``between`` needs of ``weight``, ``[..., N]``."""
+        weight = self._cut(weight, 0.0)
         above = weight.new_empty((*weight.shape[:-2], self.terms, self.num_blocks))
         below = torch.empty_like(above)
-        for start, size in self._chunks():
+        for start, size in self._chunks(weight):
             for moments, edge in ((above, self._to_end), (below, self._from_start)):
                 t = edge.narrow(-1, start, size).contiguous()
                 power = weight.narrow(-1, start, size) * t
@@ -129,7 +104,51 @@ class LogisticSums:
                 for row in rows[1:]:
                     torch.sum(power.mul_(t), -2, out=row)
         fade = self._passed
-        return _carry(above, fade), _carry(below.flip(-1), fade.flip(-1)).flip(-1)
+        return Moments(weight, _carry(above, fade), _carry(below.flip(-1), fade.flip(-1)).flip(-1))
+
+    def between(
+        self, moments: Moments, start: int, size: int, kernels: tuple[str, ...] = ("sigmoid", "softplus")
+    ) -> list[tuple[Tensor, Tensor]]:
+        """As calling does, for the ``size`` blocks from ``start`` on alone: ``[..., size * BLOCK]``, the last filled up."""
+        t_above, t_below, place, own, over, under = (
+            x.narrow(-1, start, size).contiguous()
+            for x in (self._from_start, self._to_end, self._place, moments.weight, moments.above, moments.below)
+        )
+        sums = [
+            (_evaluate(coefficients, over, t_above), _evaluate(coefficients, under, t_below))
+            for coefficients in (coefficients_of(kernel, self.terms) for kernel in kernels)
+        ]
+        _add_inside(sums, kernels, place, own)
+        return [(above.transpose(-1, -2).flatten(-2), below.transpose(-1, -2).flatten(-2)) for above, below in sums]
+
+    def _chunks(self, weight: Tensor) -> list[tuple[int, int]]:
+        """Starts and sizes of runs of blocks that fit into the cache of a CPU; on a device, all."""
+        size = CHUNK if weight.device.type == "cpu" else self.num_blocks
+        return [(start, min(size, self.num_blocks - start)) for start in range(0, self.num_blocks, size)]
+
+    def _cut(self, values: Tensor, fill: float) -> Tensor:
+        """``[..., N]`` items as ``[..., BLOCK, blocks]``: blocks lie beside each other, so that every step is contiguous."""
+        missing = self.num_blocks * BLOCK - self.num_items
+        values = torch.nn.functional.pad(values, (0, missing), value=fill) if missing else values
+        return values.unflatten(-1, (self.num_blocks, BLOCK)).transpose(-1, -2).contiguous()
+
+
+@dataclass(frozen=True)
+class Moments:
+    """``weight`` cut into blocks, and what lies above each block and below it.
+
+    Attributes:
+        weight: ``[..., BLOCK, blocks]``.
+        above, below: ``[..., M, blocks]`` sums of weight * exp(-m * distance to the edge of the block).
+    """
+
+    weight: Tensor
+    above: Tensor
+    below: Tensor
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
 
 def _evaluate(coefficients: tuple[float, ...], moments: Tensor, t: Tensor) -> Tensor:

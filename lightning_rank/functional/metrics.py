@@ -6,27 +6,15 @@ A value is NaN for a query that has none (no relevant item); what a mean makes o
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_rank.conventions import (
-    DENOMINATORS,
-    Gain,
-    check_choice,
-    check_gain,
-    check_number,
-    check_top_k,
-    options_of,
-    sum_dtype,
-    unknown,
-    value_dtype,
-    values_are_free,
-)
+from lightning_rank import entries
+from lightning_rank.conventions import Gain, options_of, sum_dtype, value_dtype, values_are_free
+from lightning_rank.entries import MetricSpec, check_options
 from lightning_rank.functional.ranking import Ranking, rank
 
 
@@ -304,49 +292,6 @@ def fall_out(ranking: Ranking, top_k: int | None = None, *, min_relevance: float
     return torch.where(others > 0, ranking.sum(wrong, top_k) / others.clamp(min=1), torch.nan)
 
 
-@dataclass(frozen=True)
-class MetricSpec:
-    """A row of the table of metrics.
-
-    Attributes:
-        name: the short name, as in ``"map@10"``.
-        function: from a ``Ranking`` to per-query values.
-        bounded: values lie in [0, 1], so that an empty query can count as perfect.
-        perfect_is_one: without a cutoff, the ideal order has the value 1.
-        grows_with_k: the value never falls as the cutoff grows.
-        higher_is_better: as torchmetrics means it.
-        needs_cutoff: without a cutoff, the order changes nothing.
-        waits_for_flat_ties: on a device, flat lists cost one wait, for the length of the longest tie.
-        takes_top_k: it has a cutoff; without, the whole list counts.
-        options: the metric's own options and their defaults.
-    """
-
-    name: str
-    function: Callable[..., Tensor]
-    bounded: bool = True
-    perfect_is_one: bool = False
-    grows_with_k: bool = False
-    higher_is_better: bool = True
-    needs_cutoff: bool = False
-    waits_for_flat_ties: bool = False
-    takes_top_k: bool = field(init=False, compare=False)
-    options: dict[str, Any] = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "takes_top_k", "top_k" in inspect.signature(self.function).parameters)
-        object.__setattr__(self, "options", {option.name: option.default for option in options_of(self.function)})
-
-    def check_top_k(self, top_k: object) -> None:
-        """Raise ValueError for a cutoff that is no whole number >= 1, or where there is none."""
-        check_top_k(top_k)
-        if top_k is not None and not self.takes_top_k:
-            raise ValueError(f"{self.name} uses the whole list and takes no cutoff, got top_k={top_k}.")
-
-    def values(self, ranking: Ranking, top_k: int | None, options: dict[str, Any]) -> Tensor:
-        """Per-query values."""
-        return self.function(ranking, top_k, **options) if self.takes_top_k else self.function(ranking, **options)
-
-
 METRICS: dict[str, MetricSpec] = {
     spec.name: spec
     for spec in (
@@ -370,10 +315,7 @@ METRICS: dict[str, MetricSpec] = {
 
 def find_metric(name: str) -> MetricSpec:
     """The row of a metric by its short or its function's name."""
-    for spec in METRICS.values():
-        if name in (spec.name, spec.function.__name__):
-            return spec
-    raise unknown("metric", name, tuple(METRICS))
+    return entries.find_metric(name, METRICS)
 
 
 def parse_name(name: str) -> tuple[MetricSpec, int | None]:
@@ -382,27 +324,7 @@ def parse_name(name: str) -> tuple[MetricSpec, int | None]:
     Raises:
         ValueError: unknown metric, or a cutoff that is no whole number >= 1.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"A metric is named by text such as 'ndcg@10', got {name!r}.")
-    base, at, cutoff = name.partition("@")
-    spec = find_metric(base.strip())
-    if not at:
-        return spec, None
-    if not cutoff.isdecimal() or int(cutoff) < 1:
-        raise ValueError(f"The cutoff in {name!r} must be a whole number >= 1, as in '{spec.name}@10'.")
-    spec.check_top_k(int(cutoff))
-    return spec, int(cutoff)
-
-
-def check_options(options: dict[str, Any]) -> None:
-    """Raise ValueError for an option whose value no metric could take."""
-    for name, value in options.items():
-        if name == "gain":
-            check_gain(value)
-        elif name == "denominator":
-            check_choice(name, value, DENOMINATORS)
-        else:
-            check_number(name, value, above=0, below=1 if name == "p" else math.inf)
+    return entries.parse_name(name, METRICS)
 
 
 def on_lists(spec: MetricSpec) -> Callable[..., Tensor]:

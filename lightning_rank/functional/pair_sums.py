@@ -10,7 +10,9 @@ pairs among each other are added.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import log
 
 import torch
@@ -18,15 +20,15 @@ from torch import Tensor
 
 from lightning_rank.conventions import sum_dtype, values_are_free
 from lightning_rank.functional.faded_sums import FadedSums
-from lightning_rank.functional.logistic_sums import LogisticSums, terms_for
+from lightning_rank.functional.logistic_sums import LogisticSums, Moments, terms_for
 from lightning_rank.functional.pairs import Items, Kernel, PairWeight
 from lightning_rank.lists import JaggedLists, Lists, run_bounds
 
 # Up to this number of levels sums lie side by side; more are told apart digit by digit.
 MOST_LEVELS = 12
 BASE = 6
-# Numbers in the sums of all levels up to which they are made together; beyond, level by level, which needs less memory.
-MOST_AT_ONCE = 1 << 21
+# Numbers that a CPU works on at a time, in the sums of all levels: intermediate results stay in its cache.
+WINDOW = 1 << 16
 
 Factor = Tensor | None
 
@@ -50,9 +52,10 @@ class Term:
     worse_below: Factor = None
     worse_tied: Factor = None
 
-    def index_select(self, order: Tensor) -> Term:
-        chosen = (None if x is None else x.index_select(0, order) for x in vars(self).values())
-        return Term(*chosen)  # type: ignore[arg-type]  # None where it was
+    def map(self, function: Callable[[Tensor], Tensor]) -> Term:
+        """The same function of every tensor."""
+        mapped = (None if x is None else function(x) for x in vars(self).values())
+        return Term(*mapped)  # type: ignore[arg-type]  # None where it was
 
 
 def terms_of(weight: PairWeight, items: Items) -> list[Term]:
@@ -166,18 +169,22 @@ def near_linear(weight: PairWeight, kernel: Kernel, items: Items, lists: Lists) 
         if digits > 1 and level is not None and digit < digits - 1:
             group = query * base ** (digits - 1 - digit) + torch.div(flat_level, base ** (digit + 1), rounding_mode="floor")
             group, order = torch.sort(group, stable=True)
+
+            def ordered(x: Tensor, order: Tensor = order) -> Tensor:
+                return x.index_select(0, order)
+
             here = _Pass(
                 weight,
                 kernel,
-                flat.map(lambda x, order=order: x.index_select(0, order)),  # type: ignore[misc]
+                flat.map(ordered),
                 group,
-                own.index_select(0, order),
+                ordered(own),
                 base,
-                None if tie is None else tie.index_select(0, order),
+                None if tie is None else ordered(tie),
                 terms=terms_needed,
                 num_ranks=shape[-1],
             )
-            here.add([t.index_select(order) for t in found])
+            here.add([t.map(ordered) for t in found])
             value.index_add_(0, order, here.value)
             gradient.index_add_(0, order, here.gradient)
         else:
@@ -216,20 +223,10 @@ class _Pass:
         num_ranks: int,
     ) -> None:
         score = self.score = items.score
-        self.every = weight.every
+        self.every, self.level, self.num_levels = weight.every, level, num_levels
         first = _changes(group)
         self.start, self.end = run_bounds(first)
         self.slot = None if tie is None else run_bounds(first | _changes(tie))[0]
-        self.level, self.num_levels = level, num_levels
-        # Logistic sums make the pairs inside a block anew at each call.
-        is_cheap = kernel.margin is not None or kernel.constant
-        self.one_by_one = is_cheap and not self.every and num_levels * score.numel() > MOST_AT_ONCE
-        self.only: int | None = None  # the level whose items are counted; None: all
-        self.is_level, self.place = None, self.slot
-        if not self.every and not self.one_by_one:
-            self.is_level = level == torch.arange(num_levels, device=level.device).unsqueeze(1)
-            place = torch.arange(score.numel(), device=score.device) if self.slot is None else self.slot
-            self.place = place + score.numel() * level
         self.is_hinge, self.is_count = kernel.margin is not None, kernel.constant
         self.slope, self.margin = (
             (1.0, 1.0 if kernel.margin is None else kernel.margin) if self.is_hinge else (kernel.slope, 1.0)
@@ -246,62 +243,103 @@ class _Pass:
 
     def add(self, found: list[Term]) -> None:
         """Add the pairs whose weight is a sum of products."""
-        for only in range(self.num_levels) if self.one_by_one else (None,):
-            self.only = only
-            self._add(found)
+        windows = [_Window(self, start, size) for start, size in self._windows()]
+        if self.faded is not None:
+            self._add_faded(self.faded, found, windows)
+        else:
+            for term in found:
+                self._add_term(term, windows)
         if not self.is_count:
             # The part of the cost that is linear in the scores is what its slope says.
             self.value += self.score * self.linear * self.slope
             self.gradient *= self.slope
 
-    def _add(self, found: list[Term]) -> None:
+    def _add_term(self, term: Term, windows: list[_Window]) -> None:
+        placed = self._placed(term)
+        running = moments = None
+        if self.is_count or self.is_hinge or term.above is not None or term.worse_below is not None:
+            running = torch.nn.functional.pad(placed.cumsum(-1), (1, 0))
+        if self.logistic is not None:
+            moments = self.logistic.moments(placed)
+        for window in windows:
+            here = term.map(window.narrow)
+            window.add_tied(here, placed)
+            if running is not None:
+                window.add_whole(here, running)
+                if self.is_hinge:
+                    window.add_band(here, running)
+            if self.logistic is not None and moments is not None:
+                window.add_kernel(here, *window.of_blocks(self.logistic, moments))
+
+    def _add_faded(self, sums: FadedSums, found: list[Term], windows: list[_Window]) -> None:
+        """All terms together, as what a block is multiplied with costs more than the products."""
         placed = [self._placed(term) for term in found]
-        faded = self._faded(placed) if self.faded is not None else None
-        for k, (term, other) in enumerate(zip(found, placed, strict=True)):
-            self._add_tied(term, other)
-            if faded is not None:
-                self._add_faded(term, [(above.select(0, k), below.select(0, k)) for above, below in faded])
-                continue
-            self._add_whole(term, other)
-            if self.is_hinge:
-                self._add_band(term, other)
-            elif self.logistic is not None:
-                self._add_kernel(term, *self.logistic(other, "sigmoid", "softplus"))
+        moments = sums.moments(torch.cat(placed))
+        for window in windows:
+            sides = [x.tensor_split(len(found)) for pair in window.of_blocks(sums, moments) for x in pair]
+            for term, other, above, below, *kernels in zip(found, placed, *sides, strict=True):
+                here = term.map(window.narrow)
+                window.add_tied(here, other)
+                window.add_wrong(here, above, below)
+                window.add_kernel(here, (kernels[0], kernels[1]), (kernels[2], kernels[3]))
+
+    def _windows(self) -> list[tuple[int, int]]:
+        """Starts and sizes of runs of items that end where no tie is cut; one where values cannot be looked at for nothing."""
+        size, total = WINDOW // (1 if self.every else self.num_levels), self.score.numel()
+        if total <= size or not values_are_free(self.score):
+            return [(0, total)]
+        starts = torch.arange(0, total, size)
+        if self.slot is not None:
+            starts = self.slot.index_select(0, starts).unique_consecutive()
+        bounds = [*starts.tolist(), total]
+        return [(start, end - start) for start, end in pairwise(bounds)]
 
     def _placed(self, term: Term) -> Tensor:
         """``[level, N]``: what an item counts on its level; of tied items, all at the first."""
-        other = term.other.unsqueeze(0)
-        if self.is_level is not None:
-            other = other * self.is_level
-        elif self.only is not None:
-            other = other * (self.level == self.only)
-        if self.slot is None:
-            return other
-        return torch.zeros_like(other).index_add_(-1, self.slot, other)
+        size = self.score.numel()
+        if self.every and self.slot is None:
+            return term.other.unsqueeze(0)
+        place = torch.arange(size, device=self.score.device) if self.slot is None else self.slot
+        if self.every:
+            return term.other.new_zeros(size).index_add_(0, place, term.other).unsqueeze(0)
+        sums = term.other.new_zeros(self.num_levels * size).index_add_(0, place + size * self.level, term.other)
+        return sums.unflatten(0, (self.num_levels, size))
 
-    def _faded(self, placed: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        assert self.faded is not None
-        levels = placed[0].shape[0]
-        sums = self.faded(torch.cat(placed))
-        return [(above.unflatten(0, (-1, levels)), below.unflatten(0, (-1, levels))) for above, below in sums]
 
-    def _add_faded(self, term: Term, sums: list[tuple[Tensor, Tensor]]) -> None:
-        (number_above, number_below), *kernels = sums
-        self._add_wrong(term, number_above, number_below)
-        self._add_kernel(term, *kernels)
+class _Window:
+    """The items from ``start`` on of a pass, whose sums over pairs are added to those of the pass."""
 
-    def _add_whole(self, term: Term, placed: Tensor) -> None:
-        if not self.is_count and term.above is None and term.worse_below is None:
-            return
-        running = placed.cumsum(-1)
-        before = running - placed
-        above = before - before.index_select(-1, self.start)
-        below = running.index_select(-1, self.end) - running
-        self._add_wrong(term, above, below)
+    def __init__(self, whole: _Pass, start: int, size: int) -> None:
+        self.start, self.size, self.whole = start, size, whole
+        self.every, self.is_hinge, self.is_count, self.margin = whole.every, whole.is_hinge, whole.is_count, whole.margin
+        self.value, self.gradient, self.linear = map(self.narrow, (whole.value, whole.gradient, whole.linear))
+        self.slot = None if whole.slot is None else self.narrow(whole.slot) - start
+        self.place = self.slot
+        if not self.every:
+            place = torch.arange(size, device=self.value.device) if self.slot is None else self.slot
+            self.place = place + size * self.narrow(whole.level)
+
+    def narrow(self, x: Tensor) -> Tensor:
+        """The part of ``[..., N]``."""
+        return x.narrow(-1, self.start, self.size)
+
+    def of_blocks(self, sums: LogisticSums | FadedSums, moments: Moments) -> list[tuple[Tensor, Tensor]]:
+        """What ``sums`` has for the items of the window."""
+        first = self.start // sums.block
+        found = sums.between(moments, first, -(-(self.start + self.size) // sums.block) - first)
+        skipped = self.start - first * sums.block
+        return [(above.narrow(-1, skipped, self.size), below.narrow(-1, skipped, self.size)) for above, below in found]
+
+    def add_whole(self, term: Term, running: Tensor) -> None:
+        """All pairs, by running sums: ``[level, N + 1]``, at each item that of the items before it."""
+        start, end = self.narrow(self.whole.start), self.narrow(self.whole.end)
+        above = self.narrow(running) - running.index_select(-1, start)
+        below = running.index_select(-1, end + 1) - running.narrow(-1, self.start + 1, self.size)
+        self.add_wrong(term, above, below)
         if self.is_count and term.below is not None:
             self.value += self._lower(below) * term.below
 
-    def _add_wrong(self, term: Term, number_above: Tensor, number_below: Tensor) -> None:
+    def add_wrong(self, term: Term, number_above: Tensor, number_below: Tensor) -> None:
         """What all pairs in the wrong order share: 1 in the slope."""
         if term.above is not None:
             above = self._lower(number_above) * term.above
@@ -314,7 +352,8 @@ class _Pass:
             self.linear += below
             self.gradient += below
 
-    def _add_kernel(self, term: Term, sigmoid: tuple[Tensor, Tensor], softplus: tuple[Tensor, Tensor]) -> None:
+    def add_kernel(self, term: Term, sigmoid: tuple[Tensor, Tensor], softplus: tuple[Tensor, Tensor]) -> None:
+        """What is left of the slope and of the cost, the closer two scores the more."""
         (above, below), (cost_above, cost_below) = sigmoid, softplus
         if term.above is not None:
             self.value += self._lower(cost_above) * term.above
@@ -327,24 +366,26 @@ class _Pass:
         if term.worse_below is not None:
             self.gradient -= self._higher(below) * term.worse_below
 
-    def _add_band(self, term: Term, placed: Tensor) -> None:
+    def add_band(self, term: Term, running: Tensor) -> None:
         """The hinge of pairs in the right order, but within the margin."""
-        running = torch.cat([placed.new_zeros(placed.shape[0], 1), placed.cumsum(-1)], -1)
-        up, down = self.reach
-        size = self.score.numel()
+        up, down = map(self.narrow, self.whole.reach)
         if term.below is not None:
-            within = self._lower(running.index_select(-1, down) - running.narrow(-1, 1, size)) * term.below
+            within = (
+                self._lower(running.index_select(-1, down) - running.narrow(-1, self.start + 1, self.size)) * term.below
+            )
             self.linear -= within
             self.gradient -= within
             self.value += within * self.margin
         if term.worse_above is not None:
-            within = self._higher(running.narrow(-1, 0, size) - running.index_select(-1, up)) * term.worse_above
+            within = self._higher(self.narrow(running) - running.index_select(-1, up)) * term.worse_above
             self.linear += within
             self.gradient += within
 
-    def _add_tied(self, term: Term, placed: Tensor) -> None:
+    def add_tied(self, term: Term, placed: Tensor) -> None:
+        """Pairs of tied items."""
         if self.slot is None:
             return
+        placed = self.narrow(placed)
         slope, cost = (1.0, self.margin) if self.is_hinge or self.is_count else (0.5, log(2))
         if term.tied is not None:
             lower = (self._at(placed) - term.other if self.every else self._lower(placed)) * term.tied
@@ -356,13 +397,9 @@ class _Pass:
 
     def _lower(self, sums: Tensor) -> Tensor:
         """``[level, N]`` sums of each item's place, over the levels below the item's own -> ``[N]``."""
-        if self.only is not None:
-            return self._at(sums) * (self.level > self.only)
         return self._at(sums if self.every else sums.cumsum(0) - sums)
 
     def _higher(self, sums: Tensor) -> Tensor:
-        if self.only is not None:
-            return self._at(sums) * (self.level < self.only)
         return self._at(sums if self.every else sums.sum(0) - sums.cumsum(0))
 
     def _at(self, sums: Tensor) -> Tensor:

@@ -222,8 +222,8 @@ def ranked(batch: Batch, weight: PairWeight, gain: Gain | None, *, in_order: boo
     ``in_order``: also where ranks do not matter; otherwise the items may stay where they are.
     """
     lists, grade = batch.lists, batch.grade.detach()
-    # Infinite scores tie with each other, and have no gradient.
-    most = torch.finfo(batch.score.dtype).max / 4
+    # Infinite scores tie with each other, and have no gradient. Below, a difference times a slope stays finite.
+    most = torch.finfo(batch.score.dtype).max / 2**20
     score = batch.score.clamp(-most, most)
     rank = lists.position.expand(score.shape)
     items = Items(score, grade.masked_fill(lists.valid.logical_not(), torch.nan), rank, batch.weight)
@@ -276,7 +276,8 @@ def dense(weight: PairWeight, kernel: Kernel, items: Items) -> Tensor:
     """The sum over all pairs of each query, ``[query]``, from matrices of all of them; ``items`` are padded."""
     a, b = items.map(lambda x: x.unsqueeze(-1)), items.map(lambda x: x.unsqueeze(-2))
     each = weight(a, b) if a.weight is None else weight(a, b) * a.weight
-    return torch.where(is_pair(weight, a, b), each * kernel(a.score - b.score), 0.0).sum((-1, -2))
+    # A product, as `where` takes several times as long on a CPU.
+    return (each * is_pair(weight, a, b) * kernel(a.score - b.score)).sum((-1, -2))
 
 
 def rows_of(weight: PairWeight, items: Items) -> tuple[Tensor, bool]:
@@ -330,7 +331,7 @@ def by_rows(weight: PairWeight, kernel: Kernel, items: Items, rows: Tensor, uppe
             each = each * sign
         if a.weight is not None:
             each = each * (a.weight if sign is None else torch.where(sign > 0, a.weight, b.weight))  # type: ignore[arg-type]
-        each = torch.where(mask, each, 0.0)
+        each = each * mask
         difference = a.score - b.score if sign is None else (a.score - b.score) * sign
         value.index_add_(0, piece, (each * kernel(difference)).sum(1).to(value.dtype))
         pull = each.mul_(kernel.fall(difference))

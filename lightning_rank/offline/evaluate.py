@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from lightning_rank.conventions import TIES, check_choice, check_number, check_top_k, preset
 from lightning_rank.data.runs import Judgements, Run, pandas, polars
-from lightning_rank.functional.entries import Entry, resolve, values_of
-from lightning_rank.functional.metrics import METRICS
-from lightning_rank.functional.ranking import BLOCK, Judged, Ranking, _tied_items
-from lightning_rank.functional.uncertainty import interval_of_mean
-from lightning_rank.lists import JaggedLists
-from lightning_rank.offline.measures import Measure, graded_rbp, parse_measures
+from lightning_rank.entries import SHARED_OPTIONS, Entry, MetricSpec, resolve, values_of
+from lightning_rank.offline.measures import Measure, all_metrics, graded_rbp, parse_measures
+from lightning_rank.offline.plain import PLAIN, JudgedByGrade, PlainRanking
+from lightning_rank.uncertainty import interval_of_mean
 
 if TYPE_CHECKING:
     import polars as pl
+    import torch
     from matplotlib.figure import Figure
+
+    from lightning_rank.functional.ranking import Ranking
 
 MISSING = ("zero", "skip", "error")
 # Conventions of tools that break ties by document id; the others keep the order in which documents came.
@@ -248,17 +248,21 @@ def evaluate(
     """
     parsed = parse_measures(measures)
     if convention == "trec_eval":
-        parsed = [replace(m, spec=None, of=graded_rbp(m.top_k)) if m.spec is METRICS["rbp"] else m for m in parsed]
+        parsed = [replace(m, metric=None, of=graded_rbp(m.top_k)) if m.metric == "rbp" else m for m in parsed]
     check_choice("missing", missing, MISSING)
     check_top_k(depth)
     check_number("min_relevance", min_relevance, above=0)
     check_number("level", level, above=0, below=1)
-    entries, policy = _entries(parsed, convention, min_relevance, options)
+    table = _table(parsed, options)
+    entries, policy = _entries(parsed, table, convention, min_relevance, options)
     rankings = _Rankings(judgements, run, convention, policy["ties"], missing, depth)
-    p = options.get("p", TREC_PERSISTENCE if convention == "trec_eval" else METRICS["rbp"].options["p"])
+    plain = rankings.plain() if table is PLAIN else None
+    if plain is None and table is PLAIN:
+        entries, policy = _entries(parsed, all_metrics(), convention, min_relevance, options)
+    p = options.get("p", TREC_PERSISTENCE if convention == "trec_eval" else PLAIN["rbp"].options["p"])
     shown = max([m.top_k for m in parsed if m.top_k is not None], default=10)
-    blocks = [_of_block(ranking, parsed, entries, min_relevance, p, shown) for ranking in rankings.blocks()]
-    columns = np.concatenate(blocks, axis=1)
+    blocks = [plain] if plain is not None else rankings.blocks()
+    columns = np.concatenate([_of_block(ranking, parsed, entries, min_relevance, p, shown) for ranking in blocks], axis=1)
     by_measure, (num_relevant, judged_share) = columns[:-2], columns[-2:]
     empty = num_relevant == 0
     values: dict[str, np.ndarray] = {}
@@ -279,18 +283,29 @@ def evaluate(
     return Evaluation(run.name, tag, tuple(parsed), rankings.query_ids, values, counts, conventions, level, rankings)
 
 
+def _table(parsed: Sequence[Measure], options: Mapping[str, Any]) -> Mapping[str, MetricSpec]:
+    """``PLAIN``, where that knows all that is asked for, and else all metrics."""
+    known = SHARED_OPTIONS.keys() | {name for spec in PLAIN.values() for name in spec.options}
+    fits = all(m.metric is None or m.metric in PLAIN for m in parsed) and options.keys() <= known
+    return PLAIN if fits and isinstance(options.get("gain", ""), str) else all_metrics()
+
+
 def _entries(
-    parsed: Sequence[Measure], convention: str | None, min_relevance: float, options: dict[str, Any]
+    parsed: Sequence[Measure],
+    table: Mapping[str, MetricSpec],
+    convention: str | None,
+    min_relevance: float,
+    options: dict[str, Any],
 ) -> tuple[list[Entry | None], dict[str, Any]]:
     """The metric of each measure that is one; ties, and what an empty query counts for each."""
-    metrics = [(m.spec, m.top_k) for m in parsed if m.spec is not None]
+    metrics = [(table[m.metric], m.top_k) for m in parsed if m.metric is not None]
     takes = {name for spec, _ in metrics for name in spec.options}
     given = dict(options)
     if "min_relevance" in takes:
         given["min_relevance"] = min_relevance
     if "p" in given and "p" not in takes and any(m.trec_name.startswith("rbp") for m in parsed):
         check_number("p", given.pop("p"), above=0, below=1)
-    resolved, shared, rest = resolve(metrics, given | {"convention": convention})
+    resolved, shared, rest = resolve(metrics, given | {"convention": convention}, table)
     for name in (*rest, *(given.keys() & {"aggregation", "ignore_index", "whole_queries", "per_query"})):
         raise TypeError(f"evaluate() has no option {name!r}.")
     ties = preset(convention, "").get("ties", "average") if "ties" not in options else options["ties"]
@@ -301,7 +316,7 @@ def _entries(
             "use convention='trec_eval' or ties='stable'."
         )
     found = iter(resolved)
-    entries = [None if m.spec is None else next(found) for m in parsed]
+    entries = [None if m.metric is None else next(found) for m in parsed]
     policy = {
         m.name: "zero" if entry is None else entry.empty_target_action for m, entry in zip(parsed, entries, strict=True)
     }
@@ -350,7 +365,12 @@ def _filled(measure: Measure, column: np.ndarray, empty: np.ndarray, action: str
 
 
 def _of_block(
-    ranking: Ranking, parsed: Sequence[Measure], entries: Sequence[Entry | None], min_relevance: float, p: float, shown: int
+    ranking: Ranking | PlainRanking,
+    parsed: Sequence[Measure],
+    entries: Sequence[Entry | None],
+    min_relevance: float,
+    p: float,
+    shown: int,
 ) -> np.ndarray:
     """``[measure + 2, query]``: values, relevant documents, and the share judged of the first ones."""
     metrics = iter(values_of([entry for entry in entries if entry is not None], ranking))
@@ -360,7 +380,7 @@ def _of_block(
     ]
     judged = parse_measures(f"judged@{shown}")[0]
     rows += [ranking.judged.num_relevant(min_relevance), judged.of(ranking.head(shown), min_relevance, p)]  # type: ignore[misc]
-    return torch.stack([row.double() for row in rows]).numpy()
+    return np.stack([np.asarray(row, dtype=np.float64) for row in rows])
 
 
 class TiedRanks(NamedTuple):
@@ -423,8 +443,7 @@ class _Rankings:
         """Rows of the run that are judged, ascending, and their grades."""
         pl = polars()
         documents = self.run.documents
-        # Most retrieved documents are judged for no query at all, and those need no join.
-        at = np.flatnonzero(documents.is_in(self.judgements.documents.unique().implode()).to_numpy())
+        at = _perhaps_among(documents, self.judgements.documents)
         query = np.searchsorted(self.run.offsets, at, "right") - 1
         retrieved = pl.DataFrame({"query": query, "document": documents.gather(at), "row": at})
         judged = pl.DataFrame(
@@ -445,6 +464,8 @@ class _Rankings:
 
     def blocks(self) -> Iterator[Ranking]:
         """Rankings of some queries at a time: what fits the processor's cache is fastest."""
+        from lightning_rank.functional.ranking import BLOCK
+
         grades = self.grades_in_rank_order()
         ends = np.cumsum(self.lengths)
         bounds = np.unique(np.searchsorted(ends, np.arange(0, max(int(ends[-1]), 1), BLOCK), "left"))
@@ -458,7 +479,41 @@ class _Rankings:
         place = np.arange(offsets[-1]) + np.repeat(self.starts[queries] - offsets[:-1], lengths)
         return offsets, place
 
+    def plain(self) -> PlainRanking | None:
+        """The judged documents alone; None where ties are averaged and one of them is tied."""
+        place = self.row
+        if self.order is not None:
+            place_of = np.empty(len(self.order), np.int64)
+            place_of[self.order] = np.arange(len(self.order))
+            place = place_of[self.row]
+        if self.tied is not None and (self.tied[place] | np.append(self.tied, False)[place + 1]).any():
+            return None
+        number = np.empty(len(self.run) + 1, np.int64)  # the last one takes those of no query of the run
+        number[self.run_query] = np.arange(len(self.run_query))
+        query = number[np.searchsorted(self.run.offsets, place, "right") - 1]
+        rank = place - self.starts[query] + 1
+        kept = np.flatnonzero((rank <= self.lengths[query]) & ((self.grade >= 0) | (not self.below_0_is_unjudged)))
+        kept = kept[np.lexsort((rank[kept], query[kept]))]
+        bounds, grade = self._judged_grades(slice(None))
+        query_of_judged = np.repeat(np.arange(len(self.lengths)), np.diff(bounds))
+        if self.below_0_is_unjudged:
+            query_of_judged, grade = query_of_judged[grade >= 0], grade[grade >= 0]
+        judged = JudgedByGrade(query_of_judged, grade, len(self.lengths))
+        return PlainRanking(query[kept], rank[kept], self.grade[kept], self.lengths, judged)
+
+    def _judged_grades(self, queries: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets of some queries, and the grades of all that is judged for them."""
+        query = self.judged_query[queries]
+        start, length = self.judgements.offsets[query], self.judgements.lengths[query]
+        bounds = np.concatenate([[0], np.cumsum(length)])
+        return bounds, self.judgements.grades[np.arange(bounds[-1]) + np.repeat(start - bounds[:-1], length)]
+
     def _ranking(self, queries: slice, all_grades: np.ndarray) -> Ranking:
+        import torch
+
+        from lightning_rank.functional.ranking import Judged, Ranking, _tied_items
+        from lightning_rank.lists import JaggedLists
+
         offsets, place = self.rows(queries)
         grade, known = self._known(all_grades[place])
         lists = JaggedLists(torch.from_numpy(offsets), len(place))
@@ -468,20 +523,16 @@ class _Rankings:
             same[offsets[:-1][offsets[:-1] < len(same)]] = False
             ties = _tied_items(torch.from_numpy(same)) if same.any() else None
 
-        start, length = (
-            self.judgements.offsets[self.judged_query[queries]],
-            self.judgements.lengths[self.judged_query[queries]],
-        )
-        bounds = np.concatenate([[0], np.cumsum(length)])
-        judged_grade, judged_known = self._known(
-            self.judgements.grades[np.arange(bounds[-1]) + np.repeat(start - bounds[:-1], length)]
-        )
+        bounds, judged_grades = self._judged_grades(queries)
+        judged_grade, judged_known = self._known(judged_grades)
         judged_lists = JaggedLists(torch.from_numpy(bounds), int(bounds[-1]))
         judged = Judged(judged_lists, judged_grade, judged_known, None, torch.float64)
         return Ranking(lists, grade, known, lists.lengths, ties, judged, None, None)
 
     def _known(self, grades: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Grades >= 0, and which are judged."""
+        import torch
+
         known = grades >= 0 if self.below_0_is_unjudged else ~np.isnan(grades)
         return torch.from_numpy(np.where(grades > 0, grades, 0.0)), torch.from_numpy(known)
 
@@ -510,6 +561,20 @@ class _Rankings:
             for i, r in zip(at.tolist(), row.tolist(), strict=True)
         ]
         return list(zip(self.run.documents.gather(row).to_list(), grades, strict=True))
+
+
+def _perhaps_among(documents: pl.Series, others: pl.Series) -> np.ndarray:
+    """``[row]`` of the documents that are among others, and of few that are not: most are judged for no query at all, and need
+    no join."""
+    # A table of bits, 64 for each of the others: one that fits the processor's cache is much faster than a set of hashes.
+    bits = np.uint64(64 - min(max(len(others).bit_length() + 6, 16), 26))
+    there = np.zeros(1 << (64 - int(bits)), bool)
+    there[others.hash().to_numpy() >> bits] = True
+    found = [
+        start + np.flatnonzero(there[documents.slice(start, SOME).hash().to_numpy() >> bits])
+        for start in range(0, len(documents), SOME)
+    ]
+    return np.concatenate(found)
 
 
 def _nothing_in_common(what: str, theirs: Sequence[str], ours: Sequence[str]) -> str:

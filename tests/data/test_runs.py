@@ -6,6 +6,7 @@ import gzip
 import math
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import polars as pl
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_rank.data import trec
+from lightning_rank.data import runs, trec
 from lightning_rank.data.runs import Judgements, Run
 from lightning_rank.data.trec import read_msmarco_run, read_qrels, read_trec_run, write_trec
 
@@ -130,13 +131,16 @@ def test_a_repeated_document_counts_once_at_its_best_rank():
         Run.from_columns(*columns, strict=True)
 
 
-@given(st.lists(st.tuples(st.sampled_from("pq"), st.sampled_from("abc"), st.sampled_from([0.0, 1.0])), min_size=1))
-def test_repeats_are_those_of_a_loop(rows):
+@given(
+    st.lists(st.tuples(st.sampled_from("pqr"), st.sampled_from("abc"), st.sampled_from([0.0, 1.0])), min_size=1),
+    st.sampled_from([1, 2, 5, 1 << 16]),
+)
+def test_repeats_are_those_of_a_loop(rows, block):
     best: dict[str, dict[str, float]] = {}
     for query, document, score in rows:
         of_query = best.setdefault(query, {})
         of_query[document] = max(score, of_query.get(document, 0.0))
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, mock.patch.object(runs, "_BLOCK", block):
         warnings.simplefilter("always")
         run = Run.from_columns(*zip(*rows, strict=True))
     assert run.to_dict() == best

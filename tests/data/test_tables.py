@@ -115,7 +115,7 @@ def test_bad_columns_and_kinds(tmp_path):
         read_run(path, columns={"query": "id"})
     with pytest.raises(ValueError, match="names the query, the document and the score, got grade"):
         read_run(path, columns={"grade": "score"})
-    with pytest.raises(ValueError, match="one of trec, msmarco, csv, tsv, parquet, jsonl, letor, got 'xls'"):
+    with pytest.raises(ValueError, match="one of trec, msmarco, csv, tsv, parquet, jsonl, letor, scores, got 'xls'"):
         read_run(path, form="xls")
     with pytest.raises(FileNotFoundError, match="no file at"):
         read_run(tmp_path / "none.csv")
@@ -180,6 +180,25 @@ def test_a_letor_file_serves_as_judgements(tmp_path):
     assert read_judgements(path, form="letor").to_dict() == judged.to_dict()
     with pytest.raises(ValueError, match=r"S5\.txt: a LETOR file holds grades and features, no scores"):
         read_run(path)
+
+
+def test_a_file_of_scores_is_a_run_beside_its_items(tmp_path):
+    path = tmp_path / "scores.txt"
+    write_scores(path, dataset(), torch.tensor([0.5, 1.25, -3.0, 7.0, -3.0]))
+    run = read_run(path, items=dataset())
+    assert run.to_dict() == {"a": {"d0": 0.5, "0": 1.25}, "b": {"d2": -3, "d3": 7, "d4": -3}}
+    assert run.name == "scores.txt"
+    with pytest.raises(ValueError, match=r"scores\.txt: .* must be the LETOR file of its items"):
+        read_run(path)
+    with pytest.raises(ValueError, match=r"scores\.txt: .* can only be a run"):
+        read_judgements(path)
+    for text, words in (
+        ("1\n2\n", r"scores\.txt: There must be a score for each of the 5 items, got 2"),
+        ("1\n2\n3\n4\nnan\n", r"scores\.txt: a score must be a number, got nan"),
+        ("1\n\n3\n4\n5\n", r"scores\.txt:2: a score must be a number, got ''"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read_run(write(path, text), items=dataset())
 
 
 def test_a_line_that_is_no_score_is_named(tmp_path):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_rank import functional, lists
 from lightning_rank.conventions import DENOMINATORS
-from lightning_rank.functional.entries import resolve, values_of
+from lightning_rank.entries import resolve, values_of
 from lightning_rank.functional.metrics import METRICS, MetricSpec, find_metric
 from lightning_rank.functional.ranking import rank, rank_in_blocks
 from tests import reference
@@ -149,7 +149,7 @@ def test_cutoffs_share_one_ranking(spec, much_longer, data):
     )
     cutoffs = sorted(data.draw(st.sets(st.integers(1, 13), min_size=1, max_size=4))) if spec.takes_top_k else [None]
     arguments = lay_out(batch, layout, seed=data.draw(SEEDS))
-    entries, _, _ = resolve([(spec, top_k) for top_k in cutoffs], options)
+    entries, _, _ = resolve([(spec, top_k) for top_k in cutoffs], options, METRICS)
     with mock.patch.object(lists, "MUCH_LONGER", much_longer):
         together = values_of(entries, rank(**arguments, ties=ties, depth=data.draw(st.sampled_from((cutoffs[-1], None)))))
     known = with_items(batch) if layout == "indexes" else batch
@@ -170,7 +170,7 @@ def test_blocks_change_nothing(data):
         arguments |= ideal_of([query["target"] + [2.0] for query in batch])
     elif layout == "offsets":
         arguments["indexes"] = torch.arange(len(batch)) + 7
-    entries, _, _ = resolve([(spec, depth if spec.takes_top_k else None) for spec in METRICS.values()], {})
+    entries, _, _ = resolve([(spec, depth if spec.takes_top_k else None) for spec in METRICS.values()], {}, METRICS)
     entries = [entry for entry in entries if depth is None or entry.top_k]
     with mock.patch.object(lists, "MUCH_LONGER", 1):
         whole = rank(**arguments, depth=depth)

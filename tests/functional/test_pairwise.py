@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -84,6 +85,16 @@ def test_known_values(name, options, preds, target, value, gradient, method):
             assert_close(computed, [value], rtol=rtol, atol=1e-9)
         if gradient is not None:
             assert_close(slope, gradient, rtol=max(rtol, 1e-6), atol=1e-7)
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("name", "options"), [("ranknet", {"sigma": 3.0}), ("lambdarank", {"sigma": 3.0}), ("pairwise_hinge", {})]
+)
+def test_infinite_scores_give_no_nan(name, options, method):
+    value, gradient = evaluate(name, one([math.inf, 0.0, -math.inf], [2.0, 0.0, 1.0], torch.float32), method, **options)
+    assert value.isfinite().all()
+    assert gradient.sign().tolist() == [0, 1, 0]
 
 
 @every_method
@@ -350,18 +361,23 @@ def test_method_by_size():
     assert method(500) == "rows"
 
 
+@every_variant
 @pytest.mark.parametrize("top_k", [None, 3])
-def test_levels_one_by_one_give_the_same_sums(top_k, monkeypatch):
-    name, options = "pairwise_hinge", {"normalize_pairs": True}
+@pytest.mark.parametrize("digits", [None, 4.0, 0.5], ids=["no ties", "many ties", "long ties"])
+def test_parts_of_a_long_list_give_the_sums_of_the_whole(name, options, top_k, digits, monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    preds = torch.randn(60, dtype=F64, generator=generator).mul(4).round().div(4)  # many ties
+    preds = torch.randn(110, dtype=F64, generator=generator)
     arguments = {
-        "preds": preds,
-        "target": torch.randint(0, 5, (60,), generator=generator),
-        "offsets": torch.tensor([0, 25, 25, 60]),
-        "weight": torch.rand(60, dtype=F64, generator=generator),
+        "preds": preds if digits is None else preds.mul(digits).round().div(digits),
+        "target": torch.randint(0, 5, (110,), generator=generator),
+        "offsets": torch.tensor([0, 25, 25, 110]),
+        "weight": torch.rand(110, dtype=F64, generator=generator),
     }
     together = evaluate(name, arguments, "near_linear", top_k=top_k, **options)
-    monkeypatch.setattr(pair_sums, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(pair_sums, "WINDOW", 40)  # 8 items of 5 grades, less than a block
+    parts = []
+    windows = pair_sums._Pass._windows
+    monkeypatch.setattr(pair_sums._Pass, "_windows", lambda self: parts.append(windows(self)) or parts[-1])
     for found, wanted in zip(evaluate(name, arguments, "near_linear", top_k=top_k, **options), together, strict=True):
         assert_close(found, wanted)
+    assert len(parts[0]) > 1

@@ -166,12 +166,17 @@ def test_rbp_is_graded_where_trec_eval_has_it_so():
 )  # fmt: skip
 def test_both_spellings_are_one_measure(a, b):
     (ours,), (theirs,) = parse_measures(a), parse_measures(b)
-    assert (ours.spec, ours.top_k, ours.trec_name) == (theirs.spec, theirs.top_k, theirs.trec_name)
+    assert (ours.metric, ours.top_k, ours.trec_name) == (theirs.metric, theirs.top_k, theirs.trec_name)
 
 
 def test_lists_of_names():
     assert [m.name for m in parse_measures("P.5,10,ndcg@3 map")] == ["P_5", "P_10", "ndcg@3", "map"]
     assert [m.name for m in parse_measures(["map mrr", "map"])] == ["map", "mrr"]
+    assert [m.name for m in parse_measures("utility.2,-1,0,0,11pt_avg..5,1 mrr")] == [
+        "utility_2,-1,0,0",
+        "11pt_avg_.5,1",
+        "mrr",
+    ]
     assert len(parse_measures("official")) == 29
     assert {m.name for m in parse_measures("official")} < {m.name for m in parse_measures("all_trec")}
 
@@ -187,6 +192,9 @@ def test_lists_of_names():
         ("bpref@3", r"takes no cutoff"),
         ("", "at least one measure"),
         ("judged@0", r"Unknown measure"),
+        ("utility_1,-1", r"takes four numbers.*got 'utility_1,-1'"),
+        ("utility_1,-1,0,2", r"0 for all others"),
+        ("11pt_avg_0.5,2", r"between 0 and 1"),
     ],
 )
 def test_names_that_are_none(name, words):
