@@ -7,6 +7,7 @@ The classes here know no Lightning package; ``lightning_rank.pytorch_lightning``
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from lightning_utilities.core.imports import compare_version
 from torch import Tensor
 
 from lightning_rank.advise import Facts, facts_of, warnings_on
@@ -22,6 +24,26 @@ from lightning_rank.data.batches import RankingDataset
 from lightning_rank.data.trec import write_run, write_scores
 from lightning_rank.metrics import RankingMetrics
 from lightning_rank.offline.per_query import Baseline
+
+
+class _Key(str):
+    """Text that seems to name no dataloader."""
+
+    def __contains__(self, text: Any) -> bool:
+        return text != "/dataloader_idx_" and super().__contains__(text)
+
+
+def _log(pl_module: Any, key: str, value: Any, **options: Any) -> None:
+    """``pl_module.log``, also in Lightning before 2.5.3, which refuses a key with a dataloader whatever the options."""
+    # Lightning's own classes tell which of its two packages runs.
+    package = type(pl_module.trainer.fit_loop).__module__.partition(".")[0]
+    if "/dataloader_idx_" not in key or not compare_version(package, operator.lt, "2.5.3"):
+        pl_module.log(key, value, **options)
+        return
+    pl_module.log(_Key(key), value, **options)
+    for result in pl_module.trainer._results.values():
+        if result.meta.name == key:
+            result.meta.name = key  # plain again: users may save `callback_metrics`
 
 
 class RankingMonitorMixin:
@@ -360,7 +382,8 @@ class RankingMonitorMixin:
                 ends = {"": found.difference, "/low": found.low, "/high": found.high}
                 values |= {f"{name}/difference{end}": value for end, value in ends.items()}
         for name, value in values.items():
-            pl_module.log(
+            _log(
+                pl_module,
                 self._prefix(stage) + name + suffix,
                 value,
                 prog_bar=self.prog_bar and name in metrics.names,

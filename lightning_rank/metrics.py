@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -75,6 +74,9 @@ class _Streaming(Metric):
 
         reduction, start = _REDUCTION.get(self.aggregation, ("sum", 0.0))
         k = len(entries)
+        # MetricCollection gives metrics one state if their states agree after the first update, which they may by chance;
+        # torchmetrics before 1.6.2 looks at the first state alone. NaN agrees with nothing.
+        self.add_state("apart", torch.tensor(torch.nan, dtype=torch.float64), dist_reduce_fx="max")
         self.add_state("value", torch.full((k,), start, dtype=torch.float64), dist_reduce_fx=reduction)
         self.add_state("squares", torch.zeros(k, dtype=torch.float64), dist_reduce_fx="sum")
         # Of each metric: queries that count, queries without a value.
@@ -88,9 +90,6 @@ class _Streaming(Metric):
         # Items of queries that may be spread over updates; columns score, grade, judged.
         self.add_state("item_ids", [], dist_reduce_fx="cat")
         self.add_state("items", [], dist_reduce_fx="cat")
-        # MetricCollection shares the state of metrics whose states agree after the first update; by chance they do.
-        mark = zlib.crc32(repr(self).encode())
-        self.add_state("mark", torch.tensor([mark >> s & 255 for s in (0, 8, 16, 24)]), dist_reduce_fx="max")
 
     def update(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_rank.metrics import NDCG, RankingMetrics
 from lightning_rank.pytorch_lightning import RankingMonitor
@@ -107,6 +109,43 @@ def test_several_dataloaders_have_values_of_their_own(as_dict):
     first, second = expected(module, seed=1), expected(module, queries=7, seed=2)
     wanted = {f"val/{k}/{names[0]}": v for k, v in first.items()} | {f"val/{k}/{names[1]}": v for k, v in second.items()}
     assert logged(run) == pytest.approx(wanted)
+
+
+class Stream(IterableDataset):
+    """Batches that nobody can count beforehand, so that dataloaders are logged at the end of the epoch."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        return iter(loader(seed=self.seed))
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_one_of_several_dataloaders_is_monitored(tmp_path, counted):
+    loaders = [loader(seed=seed) if counted else DataLoader(Stream(seed), batch_size=None) for seed in (1, 2)]
+    recorder, key = Recorder(), "val/ndcg@10/dataloader_idx_1"
+    best = ModelCheckpoint(tmp_path, monitor=key, mode="max")
+    stop = EarlyStopping(key, mode="max", patience=2, min_delta=1.0)
+    logger = CSVLogger(tmp_path)
+    run = trainer(recorder, RankingMonitor(), best, stop, max_epochs=9, enable_checkpointing=True, logger=logger)
+    run.fit(Ranker(), loader(), loaders)
+    assert len(recorder.seen) == 3
+    curve = [seen[key] for seen in recorder.seen]
+    assert best.best_model_score.item() == pytest.approx(max(curve))
+    with Path(logger.log_dir, "metrics.csv").open(newline="") as file:
+        assert [float(row[key]) for row in csv.DictReader(file) if row[key]] == pytest.approx(curve)
+    module = Ranker.load_from_checkpoint(best.best_model_path)
+    run.validate(module, loaders, verbose=False)
+    wanted = {f"val/{k}/dataloader_idx_{i}": v for i in (0, 1) for k, v in expected(module, seed=i + 1).items()}
+    assert logged(run) == pytest.approx(wanted)
+    assert {type(name) for name in run.callback_metrics} == {str}
+
+
+def test_nothing_is_logged_in_a_barebones_trainer():
+    run = pl.Trainer(accelerator="cpu", barebones=True, callbacks=[RankingMonitor()])
+    run.validate(Ranker(), [loader(seed=1), loader(seed=2)], verbose=False)
+    assert not run.callback_metrics
 
 
 def test_sanity_check_neither_logs_nor_reaches_the_first_epoch():

@@ -28,14 +28,21 @@ def main(devices, out):
         callbacks=[RankingMonitor(num_queries=True), Save(out)],
     )
     trainer.fit(module, datamodule=data)
+    data.setup("validate")
+    data.setup("test")
+    trainer.validate(module, [data.val_dataloader(), data.test_dataloader()], verbose=False)
 
 class Save(pl.Callback):
     def __init__(self, out):
         self.out = out
+    def values(self, trainer):
+        return {k: v.item() for k, v in trainer.callback_metrics.items() if k.startswith("val/") and "loss" not in k}
     def on_train_end(self, trainer, module):
-        values = {k: v.item() for k, v in trainer.callback_metrics.items() if k.startswith("val/") and "loss" not in k}
-        torch.save({"rank": trainer.global_rank, "values": values, "weights": module.state_dict(), "global_mean":
-                    module.loss.global_mean}, f"{self.out}/{trainer.global_rank}.pt")
+        torch.save({"rank": trainer.global_rank, "values": self.values(trainer), "weights": module.state_dict(),
+                    "global_mean": module.loss.global_mean}, f"{self.out}/{trainer.global_rank}.pt")
+    def on_validation_end(self, trainer, module):
+        if not trainer.training:
+            torch.save(self.values(trainer), f"{self.out}/several{trainer.global_rank}.pt")
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), sys.argv[2])
@@ -56,7 +63,10 @@ def run(tmp_path: Path, devices: int, batch_size: int) -> list[dict]:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [torch.load(path, weights_only=True) for path in sorted(out.iterdir())]
+    fits, several = (
+        [torch.load(out / f"{name}{rank}.pt", weights_only=True) for rank in range(devices)] for name in ("", "several")
+    )
+    return [fit | {"several": values} for fit, values in zip(fits, several, strict=True)]
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
@@ -70,4 +80,6 @@ def test_two_processes_train_and_measure_as_one(tmp_path):
         assert part["global_mean"]
         assert part["values"]["val/num_queries"] == 7
         assert part["values"] == pytest.approx(one["values"])
+        assert {key.rpartition("/")[2] for key in part["several"]} == {"dataloader_idx_0", "dataloader_idx_1"}
+        assert part["several"] == pytest.approx(one["several"])
         torch.testing.assert_close(part["weights"], one["weights"])

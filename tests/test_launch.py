@@ -112,6 +112,9 @@ for name in names:
         made.fit(module, datamodule=data)
     results[name] = result(made, module)
 torch.save(results, f"{out}/{made.global_rank}.pt")
+# Threads of gloo that are alive at the end may abort the process in older versions of PyTorch.
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
 """
 
 
@@ -175,7 +178,8 @@ def test_the_command_speaks_and_writes_once(tmp_path, launch):
     for line in ("Test: 9 queries", "checkpoint ", "curves ", "next "):
         assert output.count(line) == 1, output
     (folder,) = (tmp_path / "lightning_logs").iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "config.yaml", "curves.png", "metrics.csv"]
+    written = {path.name for path in folder.iterdir()} - {"hparams.yaml"}  # written by older versions of Lightning
+    assert written == {"checkpoints", "config.yaml", "curves.png", "metrics.csv"}
     (checkpoint,) = (folder / "checkpoints").iterdir()
     given = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(checkpoint), "--trainer.logger=false"]
     (tmp_path / "two").mkdir()

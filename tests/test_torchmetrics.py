@@ -91,7 +91,7 @@ def num_bytes(metric: Metric) -> int:
 @pytest.mark.parametrize("name", ALL)
 def test_tracker_finds_the_best_epoch(name):
     short, _, top_k = name.partition("@")
-    tracker = MetricTracker(NAMED_CLASSES[short](**{"top_k": 2} if top_k else {}))
+    tracker = MetricTracker(NAMED_CLASSES[short](**{"top_k": 2} if top_k else {}), maximize=None)
     for seed in range(3):
         tracker.increment()
         tracker.update(**fed(epoch(seed), "padded"))
@@ -128,7 +128,7 @@ def test_what_is_better_is_known_of_several():
     mixed = RankingMetrics(["ndcg", "fall_out"])
     assert mixed.clone().higher_is_better is mixed.higher_is_better is None
     with pytest.raises(AttributeError, match="maximize"):
-        MetricTracker(mixed)
+        MetricTracker(mixed, maximize=None)
 
 
 def test_bootstrap_draws_queries():
@@ -181,7 +181,7 @@ def test_a_metric_per_output_and_per_task():
 
 
 @every_way
-def test_collection_shares_the_state_of_equal_metrics_only(way):
+def test_collection_keeps_metrics_apart(way):
     collection = MetricCollection({"a": made(NDCG, way), "b": made(NDCG, way), "c": made(MRR, way), "d": made(MAP, way)})
     names, first = {"a": "ndcg@2", "b": "ndcg@2", "c": "mrr@2", "d": "map@2"}, epoch(0)[:3]
 
@@ -189,7 +189,7 @@ def test_collection_shares_the_state_of_equal_metrics_only(way):
         return {key.format(k): close(mean(name, batch, way)) for k, name in names.items()}
 
     collection.update(**fed(first, way))
-    assert collection.compute_groups == {0: ["a", "b"], 1: ["c"], 2: ["d"]}
+    assert collection.compute_groups == {0: ["a"], 1: ["b"], 2: ["c"], 3: ["d"]}
     copies = {"val/{}/x": collection.clone(prefix="val/", postfix="/x"), "{}": copy.deepcopy(collection)}
     assert collection(**fed(epoch(1), way, 10)) == expected(epoch(1))
     assert collection.compute() == expected(first + epoch(1))
@@ -201,6 +201,16 @@ def test_collection_shares_the_state_of_equal_metrics_only(way):
     collection.reset()
     collection.update(**fed(epoch(4), way))
     assert collection.compute() == expected(epoch(4))
+
+
+@every_way
+def test_collection_of_equal_metrics_with_different_pasts(way):
+    collection = MetricCollection({"old": made(NDCG, way), "new": made(NDCG, way)})
+    collection["old"].update(**fed(epoch(0), way))
+    collection.update(**fed(epoch(1), way, 10))
+    collection.update(**fed(epoch(2), way, 20))
+    expected = {"old": epoch(0) + epoch(1) + epoch(2), "new": epoch(1) + epoch(2)}
+    assert collection.compute() == {name: close(mean("ndcg@2", batch, way)) for name, batch in expected.items()}
 
 
 @every_way
