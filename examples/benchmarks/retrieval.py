@@ -1,7 +1,7 @@
 """Evaluation of retrieval from a whole catalogue against its matrix products alone; two processes against one.
 
     python examples/benchmarks/retrieval.py             # --threads 2, --users 20000 --items 50000
-    python examples/benchmarks/retrieval.py --parts processes
+    python examples/benchmarks/retrieval.py --parts processes --batch 512 --queries 16000
 
 The products are the least that exact retrieval by embeddings can cost: all users times all items, some users at a time into
 memory that is used again, at the fastest of three sizes. "topk" is what people write: products and ``torch.topk``. Each side runs
