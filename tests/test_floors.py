@@ -16,7 +16,7 @@ FLOORS = (
     ("lists", "conventions", "extras"),
     ("functional", "stats"),
     ("metrics", "losses", "models", "data", "online", "explain", "advise"),
-    ("offline", "checkpoints", "divergence"),
+    ("offline", "checkpoints", "divergence", "gathering"),
     ("report",),
     ("callbacks", "module", "datamodule", "gate"),
     ("callbacks_gate", "callbacks_report", "callbacks_retrieval"),

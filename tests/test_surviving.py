@@ -148,7 +148,7 @@ def test_the_command_tells_of_a_bad_checkpoint_in_one_line(checkpoint):
         return said.splitlines()[-1]
 
     small, linear = ["--model.scorer=MLPScorer", "--model.scorer.hidden=[8]"], ["--model.scorer=LinearScorer"]
-    larger = ["--model.scorer=MLPScorer", "--model.scorer.hidden=[9]"]
+    larger = ["--model.scorer=MLPScorer", "--model.scorer.hidden=[9]", "--model.scorer.num_features=4"]
     assert "lightning-rank: error" not in told(small, "bad.ckpt", 0)
     assert re.search(
         r"error: The checkpoint bad.ckpt is one of another model than RankingModule with LinearScorer as configured: "
