@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ class SafeCheckpointIOMixin:
         if not is_local(path):
             super().save_checkpoint(checkpoint, path, storage_options)  # type: ignore[misc]  # of CheckpointIO
             return
+        path = Path(path)
+        for left in path.parent.glob(f".{escape(path.name)}.*"):  # by one that was killed
+            left.unlink(missing_ok=True)
         # Not into the file at once: PyTorch hides that there is no room behind an error of its own.
         whole = io.BytesIO()
         torch.save(checkpoint, whole)
@@ -81,9 +85,10 @@ def _what_is_wrong(path: Path) -> str:
         return ""
     if start != b"PK\x03\x04":
         return f"is none: its {size:,} bytes do not begin as a file of PyTorch"
+    has_sums = getattr(torch.serialization, "get_crc32_options", lambda: True)()
     try:
         with zipfile.ZipFile(path) as archive:
-            changed = archive.testzip()
+            changed = archive.testzip() if has_sums else None
     except zipfile.BadZipFile:
         return f"is cut short or changed: its {size:,} bytes have no end as PyTorch writes it"
     return "" if changed is None else f"was changed after it was written: the checksum of {changed!r} in it does not fit"

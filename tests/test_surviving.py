@@ -163,6 +163,44 @@ def test_the_command_tells_of_a_bad_checkpoint_in_one_line(checkpoint):
     assert "The checkpoint bad.ckpt is cut short or changed" in told(small, "bad.ckpt")
 
 
+KILLED_WHILE_WRITING = """
+import os, signal, sys, torch
+from contextlib import contextmanager
+from lightning_rank import checkpoints
+from lightning_rank.pytorch_lightning import SafeCheckpointIO
+whole = checkpoints.writing
+class Deadly:
+    def __init__(self, file):
+        self.file = file
+    def write(self, content):
+        self.file.write(content[: len(content) // 2])
+        self.file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+@contextmanager
+def writing(path):
+    with whole(path) as file:
+        yield Deadly(file)
+checkpoints.writing = writing
+SafeCheckpointIO().save_checkpoint({"state_dict": {"weight": torch.ones(1000)}}, sys.argv[1])
+"""
+
+
+def test_killed_while_it_writes_a_checkpoint_the_one_before_is_there_and_the_next_clears_up(tmp_path):
+    path = tmp_path / "epoch=1 [a].ckpt"
+    SafeCheckpointIO().save_checkpoint({"state_dict": {"weight": torch.zeros(1000)}}, path)
+    before = path.read_bytes()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2, "half a file beside it"
+    SafeCheckpointIO().save_checkpoint({"state_dict": {"weight": torch.ones(1000)}}, path)
+    assert list(tmp_path.iterdir()) == [path]
+    check_checkpoint(path)
+    assert SafeCheckpointIO().load_checkpoint(path)["state_dict"]["weight"].sum() == 1000
+
+
 # A worker that dies -------------------------------------------------------------------------------------------------------
 
 WORKER = """
