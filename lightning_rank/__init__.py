@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         RankingReport,
         ReleaseGate,
         RetrievalMonitor,
+        SafeCheckpointIO,
         SyntheticDataModule,
     )
 
@@ -94,7 +95,7 @@ _WHERE = {
     "lightning_rank.data.synthetic": ("BayesOptimalScorer", "make_ranking"),
     "": (
         "LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "RankingReport", "ReleaseGate",
-        "RetrievalMonitor", "SyntheticDataModule",
+        "RetrievalMonitor", "SafeCheckpointIO", "SyntheticDataModule",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}

@@ -22,6 +22,7 @@ from lightning_rank.advise import Facts, facts_of, warnings_on
 from lightning_rank.conventions import check_number
 from lightning_rank.data.batches import RankingDataset
 from lightning_rank.data.trec import write_run, write_scores
+from lightning_rank.gathering import Gathered
 from lightning_rank.metrics import RankingMetrics
 from lightning_rank.offline.per_query import Baseline
 
@@ -131,6 +132,7 @@ class RankingMonitorMixin:
             check_number("interval", interval, above=0, below=1)
         self.num_queries, self.empty_queries, self.interval, self.prog_bar = num_queries, empty_queries, interval, prog_bar
         self._metrics: list[RankingMetrics] = []
+        self._gathered: list[Gathered] = []
         self._advises, self._checks_names = advice, True
         self._facts: Facts | None = None  # of the first epoch's queries
         self._baseline_path = baseline
@@ -241,6 +243,7 @@ class RankingMonitorMixin:
     def _start(self, num_batches: Sequence[float], pl_module: Any) -> None:
         # Made anew, and on every process for every dataloader, so that a process without data joins in all the same.
         self._metrics = [self.new_metrics().to(pl_module.device) for _ in num_batches]
+        self._gathered = [Gathered(metrics) for metrics in self._metrics]
         self._num_batches = list(num_batches)
         self._query_ids = [None] * len(self._num_batches)
         self._logged: set[int] = set()
@@ -308,15 +311,23 @@ class RankingMonitorMixin:
         inputs = self._inputs(outputs, pl_module, step)
         metrics = self._metrics[dataloader_idx]
         if isinstance(inputs["preds"], Tensor) and metrics.device != inputs["preds"].device:
+            self._flush(dataloader_idx, pl_module, step)
             metrics.to(inputs["preds"].device)
         if self._keeps_ids:
             inputs = self._with_ids(inputs, pl_module, step, dataloader_idx)
         if self._advises:
             self._note_facts(inputs)
         try:
-            metrics.update(inputs.pop("preds"), inputs.pop("target"), **inputs)
+            self._gathered[dataloader_idx].update(inputs, batch_idx)
         except (ValueError, TypeError) as error:
-            raise type(error)(f"{type(pl_module).__name__}.{step}, batch {batch_idx}: {error}") from error
+            raise type(error)(f"{type(pl_module).__name__}.{step}, {error}") from error
+
+    def _flush(self, dataloader_idx: int, pl_module: Any, step: str) -> None:
+        """Count the batches that wait to be ranked together."""
+        try:
+            self._gathered[dataloader_idx].flush()
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{type(pl_module).__name__}.{step}, {error}") from error
 
     def _note_facts(self, inputs: dict[str, Tensor]) -> None:
         if not all(isinstance(value, Tensor) for value in inputs.values()):
@@ -366,6 +377,7 @@ class RankingMonitorMixin:
 
     def _log_loader(self, trainer: Any, pl_module: Any, stage: str, loaders: Any, index: int) -> None:
         self._logged.add(index)
+        self._flush(index, pl_module, "test_step" if stage == "test" else "validation_step")
         metrics, suffix = self._metrics[index], ""
         if len(self._metrics) > 1:
             suffix = f"/{list(loaders)[index]}" if isinstance(loaders, Mapping) else f"/dataloader_idx_{index}"

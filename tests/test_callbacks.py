@@ -287,7 +287,8 @@ def test_both_namespaces_have_classes_of_their_own():
         theirs, ours = getattr(lightning_rank.lightning, name), getattr(lightning_rank.pytorch_lightning, name)
         assert theirs is not ours
         assert theirs.__doc__ == ours.__doc__
-        kinds = (lightning.Callback, lightning.LightningModule, lightning.LightningDataModule)
+        io = lightning.plugins.CheckpointIO
+        kinds = (lightning.Callback, lightning.LightningModule, lightning.LightningDataModule, io)
         assert issubclass(theirs, kinds)
         assert not issubclass(ours, kinds)
 

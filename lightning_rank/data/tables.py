@@ -147,6 +147,7 @@ def write_table(path: str | Path, frame: pl.DataFrame, *, form: str | None = Non
     Raises:
         ValueError: another form or ending.
         FileExistsError: a file is there and ``overwrite`` is False.
+        OSError: there is no room; what was there is untouched.
     """
     writers: dict[str, Callable[[Any], None]] = {
         "csv": lambda file: frame.write_csv(file),
@@ -154,9 +155,11 @@ def write_table(path: str | Path, frame: pl.DataFrame, *, form: str | None = Non
         "parquet": lambda file: frame.write_parquet(file),
         "jsonl": lambda file: frame.write_ndjson(file),
     }
-    write = writers[form or table_kind(path)]
+    write, whole = writers[form or table_kind(path)], io.BytesIO()
+    # Not into the file at once: polars does not tell what kept it from writing.
+    write(whole)
     with writing(path, overwrite=overwrite) as file:
-        write(file)
+        file.write(whole.getbuffer())
 
 
 def read_table(path: str | Path) -> pl.DataFrame:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
+import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -132,6 +134,7 @@ def writing(path: str | Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
 
     Raises:
         FileExistsError: a file is there and ``overwrite`` is False.
+        OSError: there is no room; what was at ``path`` is untouched.
     """
     path = Path(path)
     if path.exists() and not overwrite:
@@ -143,6 +146,15 @@ def writing(path: str | Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
         with opener(unfinished, "wb") as file:
             yield file
         unfinished.replace(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        kept = "what was there is as it was" if path.exists() else "nothing was left behind"
+        raise OSError(
+            error.errno,
+            f"no room to write '{path.absolute()}', where {shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free; {kept}. "
+            f"Make room, or give another place ({os.strerror(error.errno)})",
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
