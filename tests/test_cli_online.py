@@ -156,6 +156,30 @@ def test_bad_input_is_one_line_and_status_1(folder, capsys, command, message):
     assert said.out == ""
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "signals log.parquet --output kept",
+        "signals log.parquet --units kept",
+        "experiment evaluate --plan plan.json users.csv --days 14 --output kept",
+        *(f"gate --config gate.yaml --{kind} kept" for kind in ("json", "markdown", "html")),
+    ],
+)
+def test_a_file_is_replaced_by_overwrite_only(folder, capsys, command):
+    assert run("experiment plan --config plan.yaml --output plan.json") == 0
+    assert run("signals log.parquet --units users.csv") == 0
+    status = run(command.replace("kept", "new"))
+    (folder / "kept").write_text("kept")
+    capsys.readouterr()
+    assert run(command) == 1
+    said = capsys.readouterr()
+    assert "kept exists: choose another name, or give --overwrite" in said.err
+    assert said.out == ""
+    assert (folder / "kept").read_text() == "kept"
+    assert run(f"{command} --overwrite") == status
+    assert (folder / "kept").read_bytes() == (folder / "new").read_bytes()
+
+
 def test_a_plan_is_never_overwritten(folder, capsys):
     command = "experiment plan --config plan.yaml --output plan.json"
     assert run(command) == 0

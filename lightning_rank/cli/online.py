@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_rank.cli.offline import refuse_existing
+from lightning_rank.data.trec import writing
 from lightning_rank.gate import decide_from_files
 from lightning_rank.online.events import NEEDED, load_polars, scan
 from lightning_rank.online.experiment import user_table
@@ -23,9 +25,12 @@ def run(args: Sequence[str]) -> int:
     """Run a command; returns the exit status, which for ``gate`` is that of its decision.
 
     Raises:
-        ValueError, OSError: bad input, before anything is written.
+        ValueError, OSError: bad input, or an output that exists, before anything is read or written.
     """
     options = _parser().parse_args(args)
+    if options.command != "experiment" or options.step != "plan":
+        written = (getattr(options, name, None) for name in ("output", "units", *KINDS))
+        refuse_existing(*written, overwrite=options.overwrite)
     commands = {"signals": _signals, "plan": _plan, "evaluate": _evaluate, "gate": _gate}
     return commands[getattr(options, "step", options.command)](options)
 
@@ -70,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     gate.add_argument("--metric", help="the metric, where the comparison has several")
     for kind in KINDS:
         gate.add_argument(f"--{kind}", metavar="FILE", help=f"write the decision as {kind}")
+    for command in (signals, evaluate, gate):
+        command.add_argument("--overwrite", action="store_true", help="replace files that exist")
     return parser
 
 
@@ -96,14 +103,16 @@ def _signals(options: argparse.Namespace) -> int:
             print(f"  {name}: {result}")
     if options.output:
         arms = {arm: _plain(results) for arm, results in by_arm.items()}
-        _write(options.output, {"counts": signals.counts().to_dict(), "all": _plain(values["all"]), "arms": arms})
+        found = {"counts": signals.counts().to_dict(), "all": _plain(values["all"]), "arms": arms}
+        _write(options.output, _json(found), options.overwrite)
     if options.units:
         pl = load_polars()
         tables = [{"arm": arm, **user_table(signals, arm, mixed=options.mixed)} for arm in by_arm]
         if not tables:
             raise ValueError("A row per user needs the `arm` of the users, but the log has none.")
         frame = pl.concat([pl.DataFrame(table) for table in tables])
-        frame.write_parquet(options.units) if options.units.endswith(".parquet") else frame.write_csv(options.units)
+        with writing(options.units, overwrite=options.overwrite) as file:
+            frame.write_parquet(file) if options.units.endswith(".parquet") else frame.write_csv(file)
     return 0
 
 
@@ -120,7 +129,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     report = evaluate_files(options.plan, *options.data, days=options.days, look=options.look, mixed=options.mixed)
     if options.output:
-        _write(options.output, report.to_dict())
+        _write(options.output, _json(report.to_dict()), options.overwrite)
     print(report)
     return 0
 
@@ -130,7 +139,7 @@ def _gate(options: argparse.Namespace) -> int:
     decision = decide_from_files(options.config, **given)
     for kind in KINDS:
         if file := getattr(options, kind):
-            Path(file).write_text(getattr(decision, f"to_{kind}")(), encoding="utf-8")
+            _write(file, getattr(decision, f"to_{kind}")(), options.overwrite)
     print(decision)
     return decision.exit_code
 
@@ -139,8 +148,13 @@ def _plain(results: dict[str, Result]) -> dict[str, Any]:
     return {name: result.to_dict() for name, result in results.items()}
 
 
-def _write(path: str, value: Any) -> None:
-    Path(path).write_text(json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+def _json(value: Any) -> str:
+    return json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n"
+
+
+def _write(path: str, text: str, overwrite: bool) -> None:
+    with writing(path, overwrite=overwrite) as file:
+        file.write(text.encode())
 
 
 _COLUMNS = (*NEEDED, *sorted({name for signal in Signals().signals.values() for name in signal.needed}))
