@@ -180,6 +180,31 @@ def test_a_file_is_replaced_by_overwrite_only(folder, capsys, command):
     assert (folder / "kept").read_bytes() == (folder / "new").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("signals log.csv --only ctr --units log.csv", "log.csv is read by this command"),
+        ("signals lo*.csv --only ctr --output log.csv", "log.csv is read"),
+        ("signals log.parquet --units out --output ./out", "out is to be written twice"),
+        ("experiment evaluate --plan plan.json users.csv --output plan.json", "plan.json is read"),
+        ("experiment evaluate --plan plan.json users.csv --output users.csv", "users.csv is read"),
+        ("gate --config gate.yaml --html gate.yaml", "gate.yaml is read"),
+        ("gate --config gate.yaml --offline users.csv --json users.csv", "users.csv is read"),
+        ("gate --config gate.yaml --experiment users.csv --json users.csv", "users.csv is read"),
+        ("gate --config gate.yaml --markdown days.json", "days.json is read"),
+        ("gate --config gate.yaml --json out --html out", "out is to be written twice"),
+    ],
+)
+def test_what_is_read_is_never_replaced(folder, capsys, command, message):
+    for name in ("log.csv", "plan.json", "users.csv", "days.json"):
+        (folder / name).write_text("kept")
+    (folder / "gate.yaml").write_text("evidence: {days: days.json}")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert run(f"{command} --overwrite") == 1
+    assert message in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_a_plan_is_never_overwritten(folder, capsys):
     command = "experiment plan --config plan.yaml --output plan.json"
     assert run(command) == 0

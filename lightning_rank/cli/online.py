@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_rank.cli.offline import refuse_existing
+from lightning_rank.cli.files import refuse_existing
 from lightning_rank.data.trec import writing
 from lightning_rank.gate import decide_from_files
 from lightning_rank.online.events import NEEDED, load_polars, scan
 from lightning_rank.online.experiment import user_table
-from lightning_rank.online.plans import evaluate_files, plan_from_file
+from lightning_rank.online.plans import evaluate_files, plan_from_file, read_yaml
 from lightning_rank.online.signals import Signals
 from lightning_rank.stats.results import Result, jsonable
 
@@ -25,12 +26,12 @@ def run(args: Sequence[str]) -> int:
     """Run a command; returns the exit status, which for ``gate`` is that of its decision.
 
     Raises:
-        ValueError, OSError: bad input, or an output that exists, before anything is read or written.
+        ValueError, OSError: bad input, or an output that exists or is an input, before anything is written.
     """
     options = _parser().parse_args(args)
     if options.command != "experiment" or options.step != "plan":
         written = (getattr(options, name, None) for name in ("output", "units", *KINDS))
-        refuse_existing(*written, overwrite=options.overwrite)
+        refuse_existing(*written, overwrite=options.overwrite, inputs=_inputs(options))
     commands = {"signals": _signals, "plan": _plan, "evaluate": _evaluate, "gate": _gate}
     return commands[getattr(options, "step", options.command)](options)
 
@@ -142,6 +143,20 @@ def _gate(options: argparse.Namespace) -> int:
             _write(file, getattr(decision, f"to_{kind}")(), options.overwrite)
     print(decision)
     return decision.exit_code
+
+
+def _inputs(options: argparse.Namespace) -> list[str]:
+    """The files that a command reads."""
+    if options.command == "signals":
+        return [path for log in options.log for path in (log, *glob.glob(log, recursive=True))]
+    if options.command == "experiment":
+        return [options.plan, *options.data]
+    texts, found = [read_yaml(options.config).get("evidence")], []
+    while texts:
+        text = texts.pop()
+        texts += text.values() if isinstance(text, Mapping) else []
+        found += [str(Path(options.config).parent / text)] if isinstance(text, str) else []
+    return [options.config, *(path for path in (options.offline, options.experiment) if path), *found]
 
 
 def _plain(results: dict[str, Result]) -> dict[str, Any]:
