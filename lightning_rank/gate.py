@@ -294,7 +294,7 @@ class Gate:
                 f"{show_p(p)} < {show(self.srm_alpha)}: the arms did not get the planned users; no number can be trusted"
             )
             return Check(name, "invalid", reason, numbers)
-        return Check(name, "pass", f"{show_p(p)}, as planned", numbers)
+        return Check(name, "pass", f"{show_p(p)}, not below {show(self.srm_alpha)}: as planned", numbers)
 
     def _days(self, days: Any) -> Check:
         if days is None:
