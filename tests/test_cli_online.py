@@ -102,9 +102,16 @@ def test_a_comparison_of_runs_is_the_offline_evidence(folder, capsys):
     assert checks["offline"]["verdict"] == "pass"
     assert checks["offline"]["numbers"] == {"low": expected["low"], "high": expected["high"]}
     capsys.readouterr()
-    for metric in ("", " --metric mrr"):
+    for metric, message in (
+        ("", "has the metrics ndcg@10, map: name the one that decides, by --metric"),
+        (" --metric mrr", "must be one of ndcg@10, map, which the comparison has, got 'mrr'"),
+    ):
         assert run(f"gate --config gate.yaml --offline offline.json{metric}") == 1
-        assert "it has ndcg@10 of new, map of new" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
+    (folder / "newer.txt").write_text((folder / "old.txt").read_text())
+    assert run(f"{command} --run newer.txt --output three.json") == 0
+    assert run("gate --config gate.yaml --offline three.json --metric map") == 1
+    assert "of one new ranker with the old one, got new, newer.txt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -127,6 +134,26 @@ def test_the_exit_status_of_the_gate_is_its_verdict(folder, change, status, caps
     kept = [line for line in GATE.splitlines() if not line.startswith(f"{name}:")]
     (folder / "gate.yaml").write_text("\n".join([*kept, change]))
     assert run("gate --config gate.yaml --experiment report.json") == status
+
+
+def test_columns_of_other_names(folder, capsys):
+    (folder / "plan.yaml").write_text("{arms: [old, new], primary: clicks, effect: 1, sd: 1}")
+    assert run("experiment plan --config plan.yaml --output plan.json") == 0
+    table = {"arm": ["old", "new"] * 40, "unit": [f"u{i}" for i in range(80)], "day": [i // 8 for i in range(80)]}
+    table["clicks"] = [i % 7 for i in range(80)]
+    pl.DataFrame(table).write_csv("own.csv")
+    pl.DataFrame(table).rename({"arm": "version", "unit": "id", "day": "date"}).write_csv("other.csv")
+    assert run("experiment evaluate --plan plan.json own.csv --output own.json") == 0
+    named = "experiment evaluate --plan plan.json other.csv --arm-column version --unit-column id"
+    assert run(f"{named} --day-column date --output other.json") == 0
+    assert (folder / "own.json").read_text() == (folder / "other.json").read_text()
+    assert json.loads((folder / "own.json").read_text())["days"] == 10
+    capsys.readouterr()
+    assert run("experiment evaluate --plan plan.json other.csv") == 1
+    assert "other.csv must have the column 'arm'" in (said := capsys.readouterr().err)
+    assert "--arm-column" in said
+    assert run(f"{named} --day-column when") == 1
+    assert "must have the column 'when'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from lightning_rank.online.plans import evaluate_files, plan_from_file, read_yam
 from lightning_rank.online.signals import Signals
 from lightning_rank.stats.results import Result, jsonable
 
+PARTS = ("arm", "unit", "day")
 KINDS = ("json", "markdown", "html")
 
 
@@ -54,9 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     plan = steps.add_parser("plan", help="how many users and days")
     plan.add_argument("--config", required=True, metavar="YAML", help="the arguments of lightning_rank.online.plan")
     plan.add_argument("--output", metavar="JSON", help="the plan, for `evaluate`; an existing one is never overwritten")
-    evaluate = steps.add_parser("evaluate", help="sample ratio, primary metric, guardrails, novelty")
+    evaluate = steps.add_parser(
+        "evaluate",
+        help="sample ratio, primary metric, guardrails, novelty",
+        description="Exit status: 0, with a PROBLEM too, as the verdict is that of `lightning-rank gate`; 1 and 2 are errors.",
+    )
     evaluate.add_argument("--plan", required=True, metavar="JSON", help="what `plan --output` wrote")
     evaluate.add_argument("data", nargs="+", help="CSV or Parquet with a row per user (and day): arm, unit, day, columns")
+    for part in PARTS:
+        evaluate.add_argument(f"--{part}-column", metavar="COLUMN", help=f"what `{part}` is called in the data")
     evaluate.add_argument("--days", type=float, help="how long it ran, where the data have no day")
     evaluate.add_argument("--look", type=int, help="which of the planned looks this is")
     evaluate.add_argument("--mixed", choices=("refuse", "exclude"), default="refuse", help="users in two arms")
@@ -128,7 +135,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    report = evaluate_files(options.plan, *options.data, days=options.days, look=options.look, mixed=options.mixed)
+    columns = {part: column for part in PARTS if (column := getattr(options, f"{part}_column"))}
+    report = evaluate_files(
+        options.plan, *options.data, days=options.days, look=options.look, mixed=options.mixed, columns=columns
+    )
     if options.output:
         _write(options.output, _json(report.to_dict()), options.overwrite)
     print(report)

@@ -488,6 +488,7 @@ def evaluate_files(
     days: float | None = None,
     look: int | None = None,
     mixed: str = "refuse",
+    columns: Mapping[str, str] | None = None,
 ) -> ExperimentReport:
     """``evaluate_plan`` of a saved plan (JSON) and of files (CSV or Parquet) with a row per user, or per user and day.
 
@@ -498,6 +499,7 @@ def evaluate_files(
         plan_path: the plan; ``data``: the files.
         days, look: see ``evaluate_plan``.
         mixed: users in two arms are an error (``"refuse"``) or left out (``"exclude"``).
+        columns: what ``arm``, ``unit`` and ``day`` are called in the files, where it is something else.
 
     Raises:
         ValueError: a column that is missing; see ``evaluate_plan``.
@@ -508,21 +510,29 @@ def evaluate_files(
     plan = ExperimentPlan.load(plan_path)
     measures = [plan.primary, *plan.guardrails.values(), *plan.secondary.values()]
     fields = [name for m in measures for name in (m.numerator, m.denominator, m.covariate) if name is not None]
-    columns = list(dict.fromkeys(fields))
+    fields = list(dict.fromkeys(fields))
+    called = dict(columns or {})
+    for role in called:
+        check_choice("columns", role, ("arm", "unit", "day"))
+    arms, days_of = called.get("arm", "arm"), called.get("day", "day")
     experiment = Experiment(plan.arms, mixed=mixed)
     for path in data:
         try:
             rows = pl.read_parquet(path) if Path(path).suffix == ".parquet" else pl.read_csv(path, try_parse_dates=True)
         except pl.exceptions.PolarsError as error:
             raise ValueError(f"{path} must be CSV or Parquet: {error}.") from error
-        unit = next((name for name in ("unit", "user") if name in rows.columns), "unit")
-        if missing := [name for name in ("arm", unit, *columns) if name not in rows.columns]:
-            raise ValueError(f"{path} must have the column {missing[0]!r}, got {', '.join(rows.columns)}.")
-        if "day" in rows.columns and rows["day"].dtype.is_temporal():
-            rows = rows.with_columns(pl.col("day").cast(pl.Date).to_physical().cast(pl.Int64))
-        for (arm,), part in rows.partition_by("arm", as_dict=True).items():
-            day = part["day"].to_numpy() if "day" in part.columns else None
-            experiment.update(arm, part[unit].to_list(), day=day, **{name: part[name].to_numpy() for name in columns})
+        unit = called.get("unit") or next((name for name in ("unit", "user") if name in rows.columns), "unit")
+        asked = (arms, unit, *([days_of] if "day" in called else []), *fields)
+        if missing := [name for name in asked if name not in rows.columns]:
+            hint = (
+                " Say which one it is by `columns`, --arm-column or --unit-column." if missing[0] in ("arm", "unit") else ""
+            )
+            raise ValueError(f"{path} must have the column {missing[0]!r}, got {', '.join(rows.columns)}.{hint}")
+        if days_of in rows.columns and rows[days_of].dtype.is_temporal():
+            rows = rows.with_columns(pl.col(days_of).cast(pl.Date).to_physical().cast(pl.Int64))
+        for (arm,), part in rows.partition_by(arms, as_dict=True).items():
+            day = part[days_of].to_numpy() if days_of in part.columns else None
+            experiment.update(arm, part[unit].to_list(), day=day, **{name: part[name].to_numpy() for name in fields})
     return evaluate_plan(plan, experiment, days=days, look=look)
 
 

@@ -259,7 +259,7 @@ class _Accumulator:
 
     def counts(self) -> LogCounts:
         """What was found in the log, and what was left out."""
-        return LogCounts(**self._tables()[2])
+        return LogCounts.of(self._tables()[2])
 
     def arms(self) -> list[str]:
         """The arms that were seen, sorted."""
