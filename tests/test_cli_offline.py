@@ -113,6 +113,36 @@ def test_output_goes_to_a_file(run, folder):
     assert (folder / "out.txt").read_text() != written
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        (*EVALUATE, "--output", "./qrels"),
+        (*COMPARE, "--output", "link"),
+        ("evaluate", "--qrels", "qrels", "--run", "x=in.csv", "--per-query", "in.csv"),
+        ("explain", "--qrels", "qrels", "--run", "best", "--output", "in.csv", "--query-texts", "in.csv"),
+        ("report", "--output", "in.csv", "--queries", "in.csv", *COMPARE[1:]),
+        ("report", "--output", "new", "--figure", "best.png", "--run", "x=best.png", *COMPARE[1:]),
+        ("data", "inspect", "letor", "--output", "letor"),
+    ],
+)
+def test_what_is_read_is_never_overwritten(args, run, folder):
+    (folder / "in.csv").write_text("query,document,score\nq1,a,1\n")
+    (folder / "best.png").write_text(BEST)
+    (folder / "letor").write_text("1 qid:1 1:1\n")
+    (folder / "link").symlink_to("base")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    status, out, err = run(*args, "--overwrite")
+    assert (status, out) == (1, "")
+    assert re.fullmatch(r"lightning-rank: error: .* is read by this command.* choose another name\.\n", err)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_two_outputs_are_two_files(run, folder):
+    status, _, err = run(*EVALUATE, "--output", "v.csv", "--per-query", "./v.csv", "--overwrite")
+    assert (status, (folder / "v.csv").exists()) == (1, False)
+    assert "./v.csv is to be written twice" in err
+
+
 def test_other_files_and_columns(run, folder):
     write_lists(folder / "qrels.parquet", read_judgements("qrels"))
     pl.DataFrame({"a": ["q1", "q1"], "b": ["a", "c"], "c": [1, 2]}).write_csv(folder / "run.csv")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_rank.cli.files import refuse_existing
 from lightning_rank.data.runs import Judgements, Run, polars
 from lightning_rank.data.tables import (
     JUDGEMENT_FORMATS,
@@ -49,24 +50,18 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-def refuse_existing(*paths: str | None, overwrite: bool) -> None:
-    """Raise where one of the files to be written is there already.
-
-    Raises:
-        FileExistsError: it is, and ``overwrite`` is False.
-    """
-    for path in paths:
-        if path is not None and Path(path).exists() and not overwrite:
-            raise FileExistsError(f"{path} exists: choose another name, or give --overwrite.")
-
-
 def _run(options: argparse.Namespace) -> None:
-    refuse_existing(options.output, options.per_query, overwrite=options.overwrite)
+    refuse_existing(options.output, options.per_query, overwrite=options.overwrite, inputs=input_files(options))
     if options.per_query is not None:
         table_kind(options.per_query)
     if options.command == "evaluate" and options.q and options.format != "trec_eval":
         raise ValueError("-q prints lines as trec_eval does: add --format trec_eval, or name a file by --per-query.")
     (_evaluate if options.command == "evaluate" else _compare)(options)
+
+
+def input_files(options: argparse.Namespace) -> list[str]:
+    """The files that the options of ``add_files`` name."""
+    return [options.qrels, *(_name_and_path(text)[1] for text in options.run)]
 
 
 def read_inputs(options: argparse.Namespace) -> tuple[Judgements, dict[str, Run]]:
@@ -133,7 +128,7 @@ def _runs(options: argparse.Namespace, items: RankingDataset | None = None) -> d
     columns = _columns(options.run_columns)
     runs: dict[str, Run] = {}
     for text in options.run:
-        name, path = text.split("=", 1) if "=" in text and not Path(text).exists() else (None, text)
+        name, path = _name_and_path(text)
         if name is None and Path(path).name.removesuffix(".gz") in runs:
             name = path
         run = read_run(path, form=options.run_format, columns=columns, name=name, strict=options.strict, items=items)
@@ -141,6 +136,13 @@ def _runs(options: argparse.Namespace, items: RankingDataset | None = None) -> d
             raise ValueError(f"Two runs are called {run.name!r}: give each a name of its own, --run NAME=FILE.")
         runs[run.name] = run
     return runs
+
+
+def _name_and_path(text: str) -> tuple[str | None, str]:
+    if "=" not in text or Path(text).exists():
+        return None, text
+    name, _, path = text.partition("=")
+    return name, path
 
 
 def _columns(text: str | None) -> dict[str, str]:

@@ -50,7 +50,7 @@ class Rate(Result):
 
     Attributes:
         value: numerator / denominator; NaN where nothing was seen.
-        low, high: normal interval by the delta method over users; NaN with fewer than two.
+        low, high: normal interval by the delta method over users, cut at 0 and 1, as a rate is a share; NaN with fewer than two.
         numerator, denominator: the sums; of a mean of users' rates the sum of the rates and the number of users.
         users: users with a denominator above 0.
         alpha: 1 - the level of the interval.
@@ -259,7 +259,7 @@ class _Accumulator:
 
     def counts(self) -> LogCounts:
         """What was found in the log, and what was left out."""
-        return LogCounts(**self._tables()[2])
+        return LogCounts.of(self._tables()[2])
 
     def arms(self) -> list[str]:
         """The arms that were seen, sorted."""
@@ -616,7 +616,7 @@ class Signals(_Accumulator):
         ...     "event": ["search", "impression", "click", "search"], "position": [None, 1, 1, None],
         ... })
         >>> print(signals.compute()["bounce"])
-        0.5 [-0.48, 1.48] at 95 % (1 / 2, 2 users)
+        0.5 [0, 1] at 95 % (1 / 2, 2 users)
     """
 
     def __init__(
@@ -691,5 +691,5 @@ def _rate(numerator: np.ndarray, denominator: np.ndarray, alpha: float) -> Rate:
         distance = y - value * x
         se = math.sqrt(n / (n - 1) * float(distance @ distance)) / bottom
         reach = critical(alpha, "two-sided") * se
-        low, high = value - reach, value + reach
+        low, high = max(value - reach, 0.0), min(value + reach, 1.0)
     return Rate(value, low, high, top, bottom, n, alpha)
