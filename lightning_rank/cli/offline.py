@@ -177,7 +177,11 @@ def add_files(command: argparse.ArgumentParser, *, baseline: bool) -> argparse._
     files.add_argument(
         "--qrels-format", choices=JUDGEMENT_FORMATS, help="kind of the judgements; by the file's name and first line"
     )
-    files.add_argument("--run-format", choices=RUN_FORMATS, help="kind of the runs; by the file's name and first line")
+    files.add_argument(
+        "--run-format", choices=RUN_FORMATS,
+        help="kind of the runs; by the file's name and first line. Three columns without a header are query, document and rank "
+        "(msmarco) unless scores is given",
+    )  # fmt: skip
     files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
     files.add_argument("--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table")
     files.add_argument("--strict", action="store_true", help="refuse repeated documents and judgements")
