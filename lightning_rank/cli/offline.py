@@ -97,7 +97,8 @@ def compared(options: argparse.Namespace) -> Comparison:
     from lightning_rank.offline.compare import compare
 
     return compare(
-        judgements, runs, options.metrics, test=options.test, correction=options.correction, alpha=1 - options.level,
+        judgements, runs, options.metrics, test=options.test, correction=options.correction,
+        alpha=round(1 - options.level, 12),  # of 0.95: 0.05, and not 0.050000000000000044
         resamples=options.resamples, seed=options.seed, **_asked(options),
     )  # fmt: skip
 
@@ -226,8 +227,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add_inputs(command, baseline=command is compare)
         out = command.add_argument_group("output")
-        out.add_argument("--format", choices=formats, default="table")
-        out.add_argument("--output", metavar="FILE", help="instead of printing")
+        trec = "; trec_eval prints as that tool, and computes so: by --convention trec_eval, of which ndcg has linear gain, unless "
+        trec += "another is given"
+        out.add_argument("--format", choices=formats, default="table", help="table" + trec * (command is evaluate))
+        out.add_argument("--output", "-o", metavar="FILE", help="instead of printing")
         out.add_argument("--per-query", metavar="FILE", help="values of each query, as .csv, .tsv, .parquet or .jsonl")
         out.add_argument("--overwrite", action="store_true", help="replace files that exist")
         if command is compare:

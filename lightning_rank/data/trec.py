@@ -356,8 +356,8 @@ def _no_rank(path: str | Path) -> ValueError:
                 else f"two documents of the query {query.decode()!r} have it"
             )  # fmt: skip
             return ValueError(
-                f"{path}:{i}: three columns are read as query, document and rank, but {shown.decode()!r} can be no rank: {why}. If it "
-                "is a score, the higher the better, say so: --run-format scores, or form='scores'."
+                f"{path}:{i}: three columns are read as query, document and rank, but {shown.decode()!r} can be no rank: {why}. "
+                "If it is a score, the higher the better, say so: --run-format scores, or form='scores'."
             )
     raise AssertionError("every rank is one")
 

@@ -208,6 +208,15 @@ def test_three_columns_that_end_in_a_score(tmp_path):
     assert run.to_dict() == {"q": {"a": -2, "b": -1}}
 
 
+def test_what_is_no_mapping_of_mappings():
+    with pytest.raises(
+        TypeError, match=r"Run\.from_dict takes \{query: \{document: score\}\}, got list for the query 'q'\."
+    ):
+        Run.from_dict({"q": ["d"]})
+    with pytest.raises(TypeError, match=r"Judgements\.from_dict takes \{query: \{document: grade\}\}, got list\."):
+        Judgements.from_dict([("q", {"d": 1})])
+
+
 def test_quotes_are_characters_of_an_id(tmp_path):
     assert read_qrels(write(tmp_path / "q", "1 0 \"a 1\n1 0 b' 1\n")).to_dict() == {"1": {'"a': 1, "b'": 1}}
 
