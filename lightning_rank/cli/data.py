@@ -98,6 +98,6 @@ def _parser() -> argparse.ArgumentParser:
             step.add_argument(f"--{part}", metavar="COLUMN", help="of tables; found by its usual names")
         step.add_argument("--features", metavar="COLUMN,...", help="of tables; all other columns of numbers")
         step.add_argument("--format", choices=("text", "json"), default="text")
-    inspect.add_argument("--output", metavar="FILE", help="instead of printing")
+    inspect.add_argument("--output", "-o", metavar="FILE", help="instead of printing")
     inspect.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     return parser

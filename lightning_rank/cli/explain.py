@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--ties", metavar="average|stable|optimistic|pessimistic")
     what.add_argument("--denominator", metavar="relevant|cutoff|hits")
     out = parser.add_argument_group("output")
-    out.add_argument("--output", default="explain.html", metavar="FILE", help="the page (explain.html)")
+    out.add_argument("--output", "-o", default="explain.html", metavar="FILE", help="the page (explain.html)")
     out.add_argument("--lang", default="en", metavar="en|zh", help="language of the page (en)")
     out.add_argument("--max-kb", type=int, default=400, metavar="KB", help="of the page; queries beyond are left out (400)")
     out.add_argument("--overwrite", action="store_true", help="replace a file that exists")

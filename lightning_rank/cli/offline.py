@@ -97,7 +97,8 @@ def compared(options: argparse.Namespace) -> Comparison:
     from lightning_rank.offline.compare import compare
 
     return compare(
-        judgements, runs, options.metrics, test=options.test, correction=options.correction, alpha=1 - options.level,
+        judgements, runs, options.metrics, test=options.test, correction=options.correction,
+        alpha=round(1 - options.level, 12),  # of 0.95: 0.05, and not 0.050000000000000044
         resamples=options.resamples, seed=options.seed, **_asked(options),
     )  # fmt: skip
 
@@ -177,7 +178,11 @@ def add_files(command: argparse.ArgumentParser, *, baseline: bool) -> argparse._
     files.add_argument(
         "--qrels-format", choices=JUDGEMENT_FORMATS, help="kind of the judgements; by the file's name and first line"
     )
-    files.add_argument("--run-format", choices=RUN_FORMATS, help="kind of the runs; by the file's name and first line")
+    files.add_argument(
+        "--run-format", choices=RUN_FORMATS,
+        help="kind of the runs; by the file's name and first line. Three columns without a header are query, document and rank "
+        "(msmarco) unless scores is given",
+    )  # fmt: skip
     files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
     files.add_argument("--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table")
     files.add_argument("--strict", action="store_true", help="refuse repeated documents and judgements")
@@ -222,8 +227,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add_inputs(command, baseline=command is compare)
         out = command.add_argument_group("output")
-        out.add_argument("--format", choices=formats, default="table")
-        out.add_argument("--output", metavar="FILE", help="instead of printing")
+        trec = "; trec_eval prints as that tool, and computes so: by --convention trec_eval, of which ndcg has linear gain, unless "
+        trec += "another is given"
+        out.add_argument("--format", choices=formats, default="table", help="table" + trec * (command is evaluate))
+        out.add_argument("--output", "-o", metavar="FILE", help="instead of printing")
         out.add_argument("--per-query", metavar="FILE", help="values of each query, as .csv, .tsv, .parquet or .jsonl")
         out.add_argument("--overwrite", action="store_true", help="replace files that exist")
         if command is compare:

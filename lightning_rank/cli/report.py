@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     page.add_argument("--title", help="of the page; by default it names the runs")
     out = parser.add_argument_group("output")
     out.add_argument("--output", "-o", required=True, metavar="FILE", help="the page")
-    out.add_argument("--figure", metavar="FILE", help="the differences by query, for papers: .pdf, .png or .svg")
+    out.add_argument(
+        "--figure", metavar="FILE", help="the differences by query, a panel per candidate, for papers: .pdf, .png or .svg"
+    )
     out.add_argument("--overwrite", action="store_true", help="replace files that exist")
     return parser
 
