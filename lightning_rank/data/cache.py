@@ -31,7 +31,7 @@ from lightning_rank.data.features import is_table, source_items
 from lightning_rank.data.items import Items, Queries, check_width
 from lightning_rank.data.letor import existing_file
 
-FORMAT = 1  # of the files; another number is another key
+FORMAT = 2  # of the files; another number is another key
 DTYPES = ("float32", "float16")
 _HEADER_BYTES = 128
 _COPY_ITEMS = 1 << 14  # at a time, where a file is written anew
