@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from lightning_rank.conventions import (
@@ -69,7 +70,7 @@ class MetricSpec:
 def find_metric(name: str, table: Mapping[str, MetricSpec]) -> MetricSpec:
     """The row of a metric by its short or its function's name."""
     for spec in table.values():
-        if name in (spec.name, spec.function.__name__):
+        if name.lower() in (spec.name, spec.function.__name__):
             return spec
     raise unknown("metric", name, tuple(table))
 
@@ -92,6 +93,15 @@ def parse_name(name: str, table: Mapping[str, MetricSpec]) -> tuple[MetricSpec, 
     return spec, int(cutoff)
 
 
+def one_cutoff(name: str, top_k: int | None, options: dict[str, Any]) -> int | None:
+    """The cutoff of a name, or that of ``options``, out of which it is taken; ValueError where both have one."""
+    if "top_k" not in options:
+        return top_k
+    if top_k is not None:
+        raise ValueError(f"{name!r} has a cutoff, and top_k={options['top_k']!r} gives another: give one of them.")
+    return options.pop("top_k")
+
+
 def check_options(options: dict[str, Any]) -> None:
     """Raise ValueError for an option whose value no metric could take."""
     for name, value in options.items():
@@ -101,6 +111,9 @@ def check_options(options: dict[str, Any]) -> None:
             check_choice(name, value, DENOMINATORS)
         else:
             check_number(name, value, above=0, below=1 if name == "p" else math.inf)
+
+
+_CUTOFF_NAMES = ("k", "top_k", "topk", "at_k", "cutoff")
 
 
 def shared_options(
@@ -164,6 +177,14 @@ def resolve(
     own = {name: value for name, value in options.items() if name in own_names}
     given = {name: value for name, value in options.items() if name in SHARED_OPTIONS}
     rest = {name: value for name, value in options.items() if name not in own and name not in given}
+
+    for name in rest:
+        if name.lower() in _CUTOFF_NAMES:
+            raise ValueError(
+                f"`{name}` is no option: a cutoff is `top_k` of one metric, or stands in its name, as in 'ndcg@10'."
+            )
+        if near := get_close_matches(name, [*own_names, *SHARED_OPTIONS], n=1):
+            raise ValueError(f"`{name}` is no option. Did you mean `{near[0]}`?")
 
     convention = given.get("convention")
     shared = SHARED_OPTIONS | preset(convention, "") | given

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_rank.conventions import check_number, options_of, sum_dtype, values_are_free
-from lightning_rank.entries import SHARED_OPTIONS, Entry, resolve, shared_options, values_of
+from lightning_rank.entries import SHARED_OPTIONS, Entry, one_cutoff, resolve, shared_options, values_of
 from lightning_rank.extras import extra
 from lightning_rank.functional.metrics import METRICS, MetricSpec, parse_name
 from lightning_rank.functional.ranking import Ranking, check_judgements, rank, rank_in_blocks
@@ -110,7 +110,7 @@ class _Streaming(Metric):
             preds: scores ``[query, item]``, or flat ``[item]``; any real number, higher is better.
             target: grades like ``preds``; 0 or below is not relevant.
             indexes: for flat ``preds`` without ``offsets`` the query id of each item; the items of a query may come in
-                several updates unless ``whole_queries``. Otherwise the id of each query, ``[query]``: an id counts once.
+                several updates unless ``whole_queries``, so ids must not start anew in each. Else ``[query]``: an id counts once.
             mask: bool like 2-D ``preds``, False is padding.
             offsets: for flat ``preds``, ``[query + 1]``: query q is ``offsets[q]:offsets[q + 1]``.
             judged: bool like ``preds``; False is an item that nobody judged, and counts as not relevant.
@@ -686,14 +686,14 @@ NAMED_CLASSES: dict[str, type[RankingMetric]] = {
 
 
 def metric(name: str, **options: Any) -> RankingMetric:
-    """The metric of a name: ``metric("ndcg@10")`` is ``NDCG(10)``; ``str()`` gives the name back.
+    """The metric of a name, in any case: ``metric("ndcg@10")`` is ``NDCG(10)``; ``str()`` gives the name back.
 
     Raises:
-        ValueError: unknown name (the error has the nearest known ones) or impossible cutoff.
+        ValueError: unknown name (the error has the nearest known ones), impossible cutoff, or two.
 
     Example:
         >>> str(metric("mrr@10", min_relevance=2))
         'mrr@10'
     """
     spec, top_k = parse_name(name)
-    return NAMED_CLASSES[spec.name](top_k, **options)
+    return NAMED_CLASSES[spec.name](one_cutoff(name, top_k, options), **options)

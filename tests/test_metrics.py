@@ -566,7 +566,7 @@ def test_repr_states_every_convention_in_force():
 
 def test_metric_takes_options():
     assert (
-        metric("map@3", min_relevance=2, denominator="hits").entries == MAP(3, min_relevance=2, denominator="hits").entries
+        metric("MAP@3", min_relevance=2, denominator="hits").entries == MAP(3, min_relevance=2, denominator="hits").entries
     )
 
 
@@ -593,6 +593,10 @@ def test_options_reach_the_metrics_that_know_them():
     ("make", "error", "message"),
     [
         (lambda: metric("ndgc@10"), ValueError, "Unknown metric 'ndgc'.*Did you mean 'ndcg'"),
+        (lambda: metric("ndcg@10", top_k=5), ValueError, "'ndcg@10' has a cutoff, and top_k=5 gives another"),
+        (lambda: metric("ndcg@10", gian="linear"), ValueError, "`gian` is no option. Did you mean `gain`"),
+        (lambda: NDCG(k=10), ValueError, "`k` is no option: a cutoff is `top_k`"),
+        (lambda: RankingMetrics(["ndcg"], top_k=10), ValueError, "stands in its name, as in 'ndcg@10'"),
         (lambda: metric("ndcg@0"), ValueError, "cutoff in 'ndcg@0' must be a whole number >= 1"),
         (lambda: metric("ndcg@ten"), ValueError, "cutoff in 'ndcg@ten'"),
         (lambda: metric("ndcg@"), ValueError, "cutoff in 'ndcg@'"),
