@@ -158,6 +158,21 @@ def values_of(entries: Sequence[Entry], ranking: Any) -> list[Any]:
     return [entry.values(ranking.head(depths[entry.spec.name])) for entry in entries]
 
 
+def odd_grades(entries: Sequence[Entry], target: Any, mask: Any) -> str | None:
+    """What must be said of grades that are not relevant though they may be meant to: below 0, or all below 1."""
+    if target.min() < 0 and (negative := int(((target < 0) if mask is None else (target < 0) & mask).sum())):
+        return f"{negative} items have a grade below 0, which counts as 0: not relevant."
+    if not target.is_floating_point():
+        return None
+    top = float((target if mask is None else target.masked_fill(~mask, 0)).max())
+    if 0 < top < 1 and (blind := [entry.name for entry in entries if entry.options.get("min_relevance", 0) > top]):
+        return (
+            f"No grade is above {top:g}, so nothing is relevant to {', '.join(blind)}, for which "
+            "an item is relevant from `min_relevance` on, 1 by default: give that, or whole grades."
+        )
+    return None
+
+
 def resolve(
     metrics: Sequence[tuple[MetricSpec, int | None]], options: Mapping[str, Any], table: Mapping[str, MetricSpec]
 ) -> tuple[tuple[Entry, ...], dict[str, Any], dict[str, Any]]:

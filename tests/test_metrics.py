@@ -809,6 +809,20 @@ def test_two_processes_compute_what_one_does(results_of_processes, scenario, one
             assert_close(rows, alone.query_values()[1])
 
 
+def test_grades_between_0_and_1_are_said_where_none_is_relevant():
+    preds, target = torch.rand(1, 3), torch.tensor([[0.2, 0.9, 5.0]])
+    mask = torch.tensor([[True, True, False]])
+    with pytest.warns(
+        UserWarning, match=r"No grade is above 0\.9, so nothing is relevant to map, for which .*min_relevance"
+    ):
+        RankingMetrics(["ndcg", "map"]).update(preds, target, mask=mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NAMED_CLASSES["ndcg"](gain="linear").update(preds, target, mask=mask)
+        NAMED_CLASSES["map"](min_relevance=0.5).update(preds, target, mask=mask)
+        NAMED_CLASSES["map"]().update(preds, target)
+
+
 def test_negative_grades_are_counted_and_said_once():
     metric = NAMED_CLASSES["map"]()
     target = torch.tensor([[1, -1, -2], [0, -1, 1]])
