@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -105,7 +106,9 @@ __all__ = sorted(_MODULE_OF)
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        near = get_close_matches(name, __all__, n=1) if not name.startswith("_") else []
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     module = _MODULE_OF[name]
     if not module:
         only_lightning = "lightning.pytorch" in sys.modules and "pytorch_lightning" not in sys.modules

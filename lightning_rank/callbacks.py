@@ -135,6 +135,7 @@ class RankingMonitorMixin:
         self._gathered: list[Gathered] = []
         self._advises, self._checks_names = advice, True
         self._facts: Facts | None = None  # of the first epoch's queries
+        self._seen_ids: set[tuple[int, int]] = set()  # of dataloader and query, of flat lists by ids
         self._baseline_path = baseline
         self._baseline: Baseline | None = None
         # Where values are kept by query: the numbers of a batch's queries in the data set; their ids there, by dataloader.
@@ -247,6 +248,8 @@ class RankingMonitorMixin:
         self._num_batches = list(num_batches)
         self._query_ids = [None] * len(self._num_batches)
         self._logged: set[int] = set()
+        self._facts = None
+        self._seen_ids.clear()
 
     def _inputs(self, outputs: Any, pl_module: Any, step: str) -> dict[str, Tensor]:
         where = f"{type(pl_module).__name__}.{step}"
@@ -316,7 +319,7 @@ class RankingMonitorMixin:
         if self._keeps_ids:
             inputs = self._with_ids(inputs, pl_module, step, dataloader_idx)
         if self._advises:
-            self._note_facts(inputs)
+            self._note_facts(inputs, dataloader_idx)
         try:
             self._gathered[dataloader_idx].update(inputs, batch_idx)
         except (ValueError, TypeError) as error:
@@ -329,20 +332,27 @@ class RankingMonitorMixin:
         except (ValueError, TypeError) as error:
             raise type(error)(f"{type(pl_module).__name__}.{step}, {error}") from error
 
-    def _note_facts(self, inputs: dict[str, Tensor]) -> None:
+    def _note_facts(self, inputs: dict[str, Tensor], dataloader_idx: int) -> None:
         if not all(isinstance(value, Tensor) for value in inputs.values()):
             return  # the metric says what is wrong
+        names = ["preds", "target", "mask", "offsets"]
         if "indexes" in inputs and "offsets" not in inputs and inputs["preds"].ndim == 1:
-            return  # a batch may hold parts of queries
+            names.append("indexes")
         entry = self._template.entries[0]
         # Off the device at once, not value by value.
-        inputs = {name: inputs[name].cpu() for name in ("preds", "target", "mask", "offsets") if name in inputs}
-        layout = {name: inputs[name] for name in ("mask", "offsets") if name in inputs}
+        inputs = {name: inputs[name].cpu() for name in names if name in inputs}
+        layout = {name: inputs[name] for name in ("mask", "offsets", "indexes") if name in inputs}
         min_relevance = entry.options.get("min_relevance", 1)
         try:
             facts = facts_of(inputs["target"], inputs["preds"], top_k=entry.top_k, min_relevance=min_relevance, **layout)
         except (ValueError, TypeError):  # the metric says what is wrong
             return
+        if "indexes" in inputs and not self._template.whole_queries:
+            ids = {(dataloader_idx, query) for query in inputs["indexes"].tolist()}
+            if ids & self._seen_ids:  # batches hold parts of queries, of which nothing can be told
+                self._advises, self._facts = False, None
+                return
+            self._seen_ids |= ids
         self._facts = facts if self._facts is None else self._facts.merged(facts)
 
     def _advise(self) -> None:
