@@ -50,7 +50,8 @@ class Rate(Result):
 
     Attributes:
         value: numerator / denominator; NaN where nothing was seen.
-        low, high: normal interval by the delta method over users, cut at 0 and 1, as a rate is a share; NaN with fewer than two.
+        low, high: normal interval by the delta method over users, which may reach beyond 0 and 1, where it is
+            shown as cut; NaN with fewer than two.
         numerator, denominator: the sums; of a mean of users' rates the sum of the rates and the number of users.
         users: users with a denominator above 0.
         alpha: 1 - the level of the interval.
@@ -65,7 +66,7 @@ class Rate(Result):
     alpha: float
 
     def __str__(self) -> str:
-        interval = f"[{show(self.low)}, {show(self.high)}] at {show(100 * (1 - self.alpha))} %"
+        interval = f"[{show(max(self.low, 0.0))}, {show(min(self.high, 1.0))}] at {show(100 * (1 - self.alpha))} %"
         return f"{show(self.value)} {interval} ({self.numerator:,.6g} / {self.denominator:,.6g}, {self.users:,} users)"
 
 
@@ -691,5 +692,5 @@ def _rate(numerator: np.ndarray, denominator: np.ndarray, alpha: float) -> Rate:
         distance = y - value * x
         se = math.sqrt(n / (n - 1) * float(distance @ distance)) / bottom
         reach = critical(alpha, "two-sided") * se
-        low, high = max(value - reach, 0.0), min(value + reach, 1.0)
+        low, high = value - reach, value + reach
     return Rate(value, low, high, top, bottom, n, alpha)
