@@ -398,7 +398,8 @@ class RankingMetric(_Streaming):
 
     Args:
         top_k: the cutoff; None takes the whole list.
-        convention: the options of a tool by its name (``"trec_eval"``, ``"lightgbm"``, ...); what is given beside it wins.
+        convention: the options of a tool by its name (``"trec_eval"``, ...; never its definitions: under ties MAP is not that
+            of scikit-learn, which takes tied items as one rank); what is given beside it wins.
         ties: ``"average"`` is the exact expectation over all orders of tied items; ``"stable"`` keeps the input order,
             ``"optimistic"`` and ``"pessimistic"`` put the best, the worst of them first.
         empty_target_action: what a query without a relevant item counts: ``"neg"`` 0, ``"pos"`` 1, ``"skip"`` not at all,
