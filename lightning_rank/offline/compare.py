@@ -183,7 +183,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; what is undefined or infinite is None.
 
-        Of each difference ``corrected_pvalue`` is over all comparisons, and ``test.pvalue`` that of its test alone.
+        Of each difference ``pvalue`` is corrected over all comparisons, and ``test.pvalue`` that of its test alone.
         """
 
         def plain(value: Any) -> Any:
@@ -196,7 +196,7 @@ class Comparison:
         return {
             "baseline": self.baseline,
             "differences": [
-                {"corrected_pvalue" if k == "pvalue" else k: plain(v) for k, v in d._asdict().items() if k != "result"}
+                {k: plain(v) for k, v in d._asdict().items() if k != "result"}
                 | {"test": {k: plain(v) for k, v in d.result.to_dict().items()}}
                 for d in self.differences
             ],
