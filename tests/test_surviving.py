@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -416,3 +417,24 @@ def test_a_file_of_values_by_query_is_whole_or_as_it_was(tmp_path, ending):
         signal.signal(signal.SIGXFSZ, handler)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_ctrl_c_says_what_to_go_on_from(tmp_path):
+    command = [sys.executable, "-m", "lightning_rank.cli", "fit", "--data=SyntheticDataModule", "--data.num_train=20"]
+    command += ["--trainer.max_epochs=100000", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER.parent), *sys.path])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes)
+    last = tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
+    try:
+        deadline = time.monotonic() + 120
+        while not last.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        told = process.communicate(timeout=120)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    named = re.search(r"Interrupted\. Go on with --ckpt_path (\S+)", told)
+    assert named, told
+    assert (tmp_path / named[1]).samefile(last)

@@ -16,7 +16,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
-from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -83,7 +83,13 @@ class RankingCLI(LightningCLI):
         if not has(ModelCheckpoint) and trainer.get("enable_checkpointing") is not False:
             chosen_by = self._monitor(callbacks).logged_keys("val")[0]
             callbacks.append(
-                ModelCheckpoint(monitor=chosen_by, mode="max", filename="best-epoch={epoch}", auto_insert_metric_name=False)
+                ModelCheckpoint(
+                    monitor=chosen_by,
+                    mode="max",
+                    filename="best-epoch={epoch}",
+                    auto_insert_metric_name=False,
+                    save_last=True,
+                )
             )
         shows_progress = trainer.get("enable_progress_bar") is not False
         if shows_progress and not has(ProgressBar) and find_spec("rich") is not None:
@@ -111,6 +117,10 @@ class RankingCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
+        except SystemExit:  # how Lightning ends at Ctrl-C
+            if getattr(self, "trainer", None) is not None and (how := self._says_how_to_go_on()):
+                rank_zero_info(f"Interrupted.{how}")
+            raise
         except RuntimeError as error:
             # PyTorch raises it wherever the main process is when it hears of it.
             if "DataLoader worker" not in str(error):
