@@ -76,7 +76,7 @@ class _Streaming(Metric):
         k = len(entries)
         # MetricCollection gives metrics one state if their states agree after the first update, which they may by chance;
         # torchmetrics before 1.6.2 looks at the first state alone. NaN agrees with nothing.
-        self.add_state("apart", torch.tensor(torch.nan, dtype=torch.float64), dist_reduce_fx="max")
+        self.add_state("apart", torch.full((), torch.nan, dtype=torch.float64), dist_reduce_fx="max")
         self.add_state("value", torch.full((k,), start, dtype=torch.float64), dist_reduce_fx=reduction)
         self.add_state("squares", torch.zeros(k, dtype=torch.float64), dist_reduce_fx="sum")
         # Of each metric: queries that count, queries without a value.

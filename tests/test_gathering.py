@@ -111,8 +111,8 @@ def test_an_error_names_its_batch_and_query_and_those_before_it_count(at, make):
 def test_putting_together_does_not_wait_for_a_device(monkeypatch):
     came = []
     monkeypatch.setattr(RankingMetrics, "update", lambda self, **inputs: came.append(inputs))
+    gathered = Gathered(RankingMetrics(["mrr"]))
     with torch._subclasses.fake_tensor.FakeTensorMode():
-        gathered = Gathered(RankingMetrics(["mrr"]))
         for number in range(3):
             preds = torch.zeros(4, 5 + number, device="cuda")
             mask = torch.ones_like(preds, dtype=torch.bool)
