@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
         RankingReport,
         ReleaseGate,
         RetrievalMonitor,
+        SafeCheckpointIO,
         SyntheticDataModule,
     )
 
@@ -94,7 +96,7 @@ _WHERE = {
     "lightning_rank.data.synthetic": ("BayesOptimalScorer", "make_ranking"),
     "": (
         "LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "RankingReport", "ReleaseGate",
-        "RetrievalMonitor", "SyntheticDataModule",
+        "RetrievalMonitor", "SafeCheckpointIO", "SyntheticDataModule",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}
@@ -104,7 +106,9 @@ __all__ = sorted(_MODULE_OF)
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        near = get_close_matches(name, __all__, n=1) if not name.startswith("_") else []
+        hint = f". Did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     module = _MODULE_OF[name]
     if not module:
         only_lightning = "lightning.pytorch" in sys.modules and "pytorch_lightning" not in sys.modules

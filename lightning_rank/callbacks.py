@@ -22,6 +22,7 @@ from lightning_rank.advise import Facts, facts_of, warnings_on
 from lightning_rank.conventions import check_number
 from lightning_rank.data.batches import RankingDataset
 from lightning_rank.data.trec import write_run, write_scores
+from lightning_rank.gathering import Gathered
 from lightning_rank.metrics import RankingMetrics
 from lightning_rank.offline.per_query import Baseline
 
@@ -131,8 +132,10 @@ class RankingMonitorMixin:
             check_number("interval", interval, above=0, below=1)
         self.num_queries, self.empty_queries, self.interval, self.prog_bar = num_queries, empty_queries, interval, prog_bar
         self._metrics: list[RankingMetrics] = []
+        self._gathered: list[Gathered] = []
         self._advises, self._checks_names = advice, True
         self._facts: Facts | None = None  # of the first epoch's queries
+        self._seen_ids: set[tuple[int, int]] = set()  # of dataloader and query, of flat lists by ids
         self._baseline_path = baseline
         self._baseline: Baseline | None = None
         # Where values are kept by query: the numbers of a batch's queries in the data set; their ids there, by dataloader.
@@ -241,9 +244,12 @@ class RankingMonitorMixin:
     def _start(self, num_batches: Sequence[float], pl_module: Any) -> None:
         # Made anew, and on every process for every dataloader, so that a process without data joins in all the same.
         self._metrics = [self.new_metrics().to(pl_module.device) for _ in num_batches]
+        self._gathered = [Gathered(metrics) for metrics in self._metrics]
         self._num_batches = list(num_batches)
         self._query_ids = [None] * len(self._num_batches)
         self._logged: set[int] = set()
+        self._facts = None
+        self._seen_ids.clear()
 
     def _inputs(self, outputs: Any, pl_module: Any, step: str) -> dict[str, Tensor]:
         where = f"{type(pl_module).__name__}.{step}"
@@ -308,30 +314,45 @@ class RankingMonitorMixin:
         inputs = self._inputs(outputs, pl_module, step)
         metrics = self._metrics[dataloader_idx]
         if isinstance(inputs["preds"], Tensor) and metrics.device != inputs["preds"].device:
+            self._flush(dataloader_idx, pl_module, step)
             metrics.to(inputs["preds"].device)
         if self._keeps_ids:
             inputs = self._with_ids(inputs, pl_module, step, dataloader_idx)
         if self._advises:
-            self._note_facts(inputs)
+            self._note_facts(inputs, dataloader_idx)
         try:
-            metrics.update(inputs.pop("preds"), inputs.pop("target"), **inputs)
+            self._gathered[dataloader_idx].update(inputs, batch_idx)
         except (ValueError, TypeError) as error:
-            raise type(error)(f"{type(pl_module).__name__}.{step}, batch {batch_idx}: {error}") from error
+            raise type(error)(f"{type(pl_module).__name__}.{step}, {error}") from error
 
-    def _note_facts(self, inputs: dict[str, Tensor]) -> None:
+    def _flush(self, dataloader_idx: int, pl_module: Any, step: str) -> None:
+        """Count the batches that wait to be ranked together."""
+        try:
+            self._gathered[dataloader_idx].flush()
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{type(pl_module).__name__}.{step}, {error}") from error
+
+    def _note_facts(self, inputs: dict[str, Tensor], dataloader_idx: int) -> None:
         if not all(isinstance(value, Tensor) for value in inputs.values()):
             return  # the metric says what is wrong
+        names = ["preds", "target", "mask", "offsets"]
         if "indexes" in inputs and "offsets" not in inputs and inputs["preds"].ndim == 1:
-            return  # a batch may hold parts of queries
+            names.append("indexes")
         entry = self._template.entries[0]
         # Off the device at once, not value by value.
-        inputs = {name: inputs[name].cpu() for name in ("preds", "target", "mask", "offsets") if name in inputs}
-        layout = {name: inputs[name] for name in ("mask", "offsets") if name in inputs}
+        inputs = {name: inputs[name].cpu() for name in names if name in inputs}
+        layout = {name: inputs[name] for name in ("mask", "offsets", "indexes") if name in inputs}
         min_relevance = entry.options.get("min_relevance", 1)
         try:
             facts = facts_of(inputs["target"], inputs["preds"], top_k=entry.top_k, min_relevance=min_relevance, **layout)
         except (ValueError, TypeError):  # the metric says what is wrong
             return
+        if "indexes" in inputs and not self._template.whole_queries:
+            ids = {(dataloader_idx, query) for query in inputs["indexes"].tolist()}
+            if ids & self._seen_ids:  # batches hold parts of queries, of which nothing can be told
+                self._advises, self._facts = False, None
+                return
+            self._seen_ids |= ids
         self._facts = facts if self._facts is None else self._facts.merged(facts)
 
     def _advise(self) -> None:
@@ -366,6 +387,7 @@ class RankingMonitorMixin:
 
     def _log_loader(self, trainer: Any, pl_module: Any, stage: str, loaders: Any, index: int) -> None:
         self._logged.add(index)
+        self._flush(index, pl_module, "test_step" if stage == "test" else "validation_step")
         metrics, suffix = self._metrics[index], ""
         if len(self._metrics) > 1:
             suffix = f"/{list(loaders)[index]}" if isinstance(loaders, Mapping) else f"/dataloader_idx_{index}"

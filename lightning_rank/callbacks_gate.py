@@ -133,6 +133,7 @@ class ReleaseGateMixin(RankingMonitorMixin):
         pass
 
     def _log(self, trainer: Any, pl_module: Any, stage: str, loaders: Any) -> None:
+        self._flush(self.dataloader_idx, pl_module, "validation_step")
         metrics = self._metrics[self.dataloader_idx]
         value = float(metrics.compute()[self.metric])
         new: dict[Any, float]

@@ -70,8 +70,9 @@ def options_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def unknown(what: str, name: object, known: Sequence[str]) -> ValueError:
     """The error for a name that is not in a table: what came, the nearest names, all of them."""
-    near = get_close_matches(str(name).lower().partition("@")[0], known, n=3)
-    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    base, at, cutoff = str(name).partition("@")
+    near = get_close_matches(base.lower(), known, n=3)
+    hint = f" Did you mean {' or '.join(repr(one + at + cutoff) for one in near)}?" if near else ""
     return ValueError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(known)}.")
 
 

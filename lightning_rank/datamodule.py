@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,7 @@ class _RankingData:
         for split in _STAGES[stage]:
             if split not in self.splits and (self.has(split) or split != "val"):
                 self.splits[split] = self.load(split)
+                _say_nan(split, self.splits[split])
         if stage == "fit" and self.num_features is None:
             self.num_features = self.splits["train"].num_features
 
@@ -111,6 +113,24 @@ class _RankingData:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # Files with fewer features than the training data had (sparse ones leave out zeros) are widened to it.
         self.num_features = state_dict["num_features"]
+
+
+def _say_nan(split: str, data: RankingDataset) -> None:
+    """Warn of features that are NaN somewhere: what the scorers here make of one is NaN, which loss and metrics refuse."""
+    if isinstance(data, CachedDataset):
+        counts = dict((data.manifest or {}).get("nan_features", {}))  # counted when converted: data is not read for it
+    else:
+        number = data.features.isnan().sum(0)
+        counts = {str(i + 1): int(number[i]) for i in number.nonzero().flatten().tolist()}
+    if counts:
+        shown = ", ".join(f"{name} in {count:,} items" for name, count in list(counts.items())[:8])
+        more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
+        warnings.warn(
+            f"The {split} data has features that are NaN (an empty cell of a table is): {shown}{more}. Scores of those items "
+            "will be NaN, which losses and metrics refuse: fill them in the files, or leave such features out by "
+            "`columns={'features': [...]}`, unless your scorer knows what to do with NaN.",
+            stacklevel=3,
+        )
 
 
 class LetorDataModuleMixin(_RankingData):

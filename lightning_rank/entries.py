@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from lightning_rank.conventions import (
@@ -69,7 +70,7 @@ class MetricSpec:
 def find_metric(name: str, table: Mapping[str, MetricSpec]) -> MetricSpec:
     """The row of a metric by its short or its function's name."""
     for spec in table.values():
-        if name in (spec.name, spec.function.__name__):
+        if name.lower() in (spec.name, spec.function.__name__):
             return spec
     raise unknown("metric", name, tuple(table))
 
@@ -92,6 +93,15 @@ def parse_name(name: str, table: Mapping[str, MetricSpec]) -> tuple[MetricSpec, 
     return spec, int(cutoff)
 
 
+def one_cutoff(name: str, top_k: int | None, options: dict[str, Any]) -> int | None:
+    """The cutoff of a name, or that of ``options``, out of which it is taken; ValueError where both have one."""
+    if "top_k" not in options:
+        return top_k
+    if top_k is not None:
+        raise ValueError(f"{name!r} has a cutoff, and top_k={options['top_k']!r} gives another: give one of them.")
+    return options.pop("top_k")
+
+
 def check_options(options: dict[str, Any]) -> None:
     """Raise ValueError for an option whose value no metric could take."""
     for name, value in options.items():
@@ -101,6 +111,9 @@ def check_options(options: dict[str, Any]) -> None:
             check_choice(name, value, DENOMINATORS)
         else:
             check_number(name, value, above=0, below=1 if name == "p" else math.inf)
+
+
+_CUTOFF_NAMES = ("k", "top_k", "topk", "at_k", "cutoff")
 
 
 def shared_options(
@@ -145,6 +158,21 @@ def values_of(entries: Sequence[Entry], ranking: Any) -> list[Any]:
     return [entry.values(ranking.head(depths[entry.spec.name])) for entry in entries]
 
 
+def odd_grades(entries: Sequence[Entry], target: Any, mask: Any) -> str | None:
+    """What must be said of grades that are not relevant though they may be meant to: below 0, or all below 1."""
+    if target.min() < 0 and (negative := int(((target < 0) if mask is None else (target < 0) & mask).sum())):
+        return f"{negative} items have a grade below 0, which counts as 0: not relevant."
+    if not target.is_floating_point():
+        return None
+    top = float((target if mask is None else target.masked_fill(~mask, 0)).max())
+    if 0 < top < 1 and (blind := [entry.name for entry in entries if entry.options.get("min_relevance", 0) > top]):
+        return (
+            f"No grade is above {top:g}, so nothing is relevant to {', '.join(blind)}, for which "
+            "an item is relevant from `min_relevance` on, 1 by default: give that, or whole grades."
+        )
+    return None
+
+
 def resolve(
     metrics: Sequence[tuple[MetricSpec, int | None]], options: Mapping[str, Any], table: Mapping[str, MetricSpec]
 ) -> tuple[tuple[Entry, ...], dict[str, Any], dict[str, Any]]:
@@ -164,6 +192,14 @@ def resolve(
     own = {name: value for name, value in options.items() if name in own_names}
     given = {name: value for name, value in options.items() if name in SHARED_OPTIONS}
     rest = {name: value for name, value in options.items() if name not in own and name not in given}
+
+    for name in rest:
+        if name.lower() in _CUTOFF_NAMES:
+            raise ValueError(
+                f"`{name}` is no option: a cutoff is `top_k` of one metric, or stands in its name, as in 'ndcg@10'."
+            )
+        if near := get_close_matches(name, [*own_names, *SHARED_OPTIONS], n=1):
+            raise ValueError(f"`{name}` is no option. Did you mean `{near[0]}`?")
 
     convention = given.get("convention")
     shared = SHARED_OPTIONS | preset(convention, "") | given

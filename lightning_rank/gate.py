@@ -294,7 +294,7 @@ class Gate:
                 f"{show_p(p)} < {show(self.srm_alpha)}: the arms did not get the planned users; no number can be trusted"
             )
             return Check(name, "invalid", reason, numbers)
-        return Check(name, "pass", f"{show_p(p)}, as planned", numbers)
+        return Check(name, "pass", f"{show_p(p)}, not below {show(self.srm_alpha)}: as planned", numbers)
 
     def _days(self, days: Any) -> Check:
         if days is None:
@@ -450,12 +450,18 @@ def decide_from_files(
 
 def _of_comparison(differences: Sequence[Mapping[str, Any]], metric: str | None) -> Any:
     """The one paired test of a comparison of runs that is meant."""
-    chosen = [one for one in differences if metric in (None, one["measure"])]
-    if len(chosen) != 1:
-        have = ", ".join(f"{one['measure']} of {one['candidate']}" for one in differences)
+    measures = list(dict.fromkeys(one["measure"] for one in differences))
+    if metric is None and len(measures) > 1:
         raise ValueError(
-            f"The comparison must have one difference of `metric` {metric!r}, of one candidate; it has {have}."
+            f"The comparison has the metrics {', '.join(measures)}: name the one that decides, by --metric or `metric` of the "
+            "evidence."
         )
+    chosen = [one for one in differences if metric in (None, one["measure"])]
+    if not chosen:
+        raise ValueError(f"`metric` must be one of {', '.join(measures)}, which the comparison has, got {metric!r}.")
+    if len(chosen) > 1:
+        candidates = ", ".join(str(one["candidate"]) for one in chosen)
+        raise ValueError(f"The comparison must be of one new ranker with the old one, got {candidates}: compare two runs.")
     return chosen[0]["test"]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import lightning.pytorch as pl
+from lightning.fabric.plugins import TorchCheckpointIO
 
 from lightning_rank.callbacks import PredictionWriterMixin, RankingMonitorMixin
 from lightning_rank.callbacks_gate import ReleaseGateMixin
 from lightning_rank.callbacks_report import RankingReportMixin
 from lightning_rank.callbacks_retrieval import RetrievalMonitorMixin
+from lightning_rank.checkpoints import SafeCheckpointIOMixin
 from lightning_rank.datamodule import LetorDataModuleMixin, SyntheticDataModuleMixin
 from lightning_rank.module import RankingModuleMixin
 
@@ -19,6 +21,7 @@ __all__ = [
     "RankingReport",
     "ReleaseGate",
     "RetrievalMonitor",
+    "SafeCheckpointIO",
     "SyntheticDataModule",
 ]
 
@@ -41,6 +44,10 @@ class ReleaseGate(ReleaseGateMixin, pl.Callback):
 
 class RetrievalMonitor(RetrievalMonitorMixin, pl.Callback):
     __doc__ = RetrievalMonitorMixin.__doc__
+
+
+class SafeCheckpointIO(SafeCheckpointIOMixin, TorchCheckpointIO):
+    __doc__ = SafeCheckpointIOMixin.__doc__
 
 
 class RankingModule(RankingModuleMixin, pl.LightningModule):

@@ -469,7 +469,9 @@ def arrange(
                 f"All tensors must lie on one device, got `preds` on {preds.device}, `{name}` on {tensor.device}."
             )
         if name in (*items, "target", "mask") and tensor.shape != preds.shape:
-            raise ValueError(f"`{name}` must have the shape of `preds`, {_shape(preds)}, got {_shape(tensor)}.")
+            extra = preds.shape == (*tensor.shape, 1)
+            advice = " `preds` has an axis of one score too many: preds.squeeze(-1)." if extra else ""
+            raise ValueError(f"`{name}` must have the shape of `preds`, {_shape(preds)}, got {_shape(tensor)}.{advice}")
     for name, tensor in (("preds", preds), ("target", target)):
         if tensor.is_complex():
             raise TypeError(f"`{name}` must hold real numbers, got {tensor.dtype}.")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_rank import functional
 from lightning_rank.conventions import check_choice, check_number, options_of
+from lightning_rank.entries import one_cutoff
 from lightning_rank.functional.losses import LOSSES, REDUCTIONS, check_options, find_loss
 
 
@@ -313,10 +314,10 @@ NAMED_CLASSES: dict[str, type[RankingLoss]] = {
 
 
 def loss(name: str, **options: Any) -> RankingLoss:
-    """The loss of a name: ``loss("approx_ndcg@10")`` is ``ApproxNDCGLoss(top_k=10)``.
+    """The loss of a name, in any case: ``loss("approx_ndcg@10")`` is ``ApproxNDCGLoss(top_k=10)``.
 
     Raises:
-        ValueError: unknown name (the error has the nearest known ones), impossible cutoff, or a cutoff that means nothing.
+        ValueError: unknown name (the error has the nearest known ones), impossible cutoff, two, or one that means nothing.
 
     Example:
         >>> loss("approx_ndcg@10", temperature=0.1)
@@ -329,5 +330,5 @@ def loss(name: str, **options: Any) -> RankingLoss:
     if at:
         if not cutoff.isdecimal() or int(cutoff) < 1:
             raise ValueError(f"The cutoff in {name!r} must be a whole number >= 1, as in 'approx_ndcg@10'.")
-        options["top_k"] = int(cutoff)
+        options["top_k"] = one_cutoff(name, int(cutoff), options)
     return NAMED_CLASSES[spec.name](**options)

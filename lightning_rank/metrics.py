@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_rank.conventions import check_number, options_of, sum_dtype, values_are_free
-from lightning_rank.entries import SHARED_OPTIONS, Entry, resolve, shared_options, values_of
+from lightning_rank.entries import SHARED_OPTIONS, Entry, odd_grades, one_cutoff, resolve, shared_options, values_of
 from lightning_rank.extras import extra
 from lightning_rank.functional.metrics import METRICS, MetricSpec, parse_name
 from lightning_rank.functional.ranking import Ranking, check_judgements, rank, rank_in_blocks
@@ -66,7 +66,7 @@ class _Streaming(Metric):
         self.whole_queries, self.per_query = shared["whole_queries"], shared["per_query"]
         cutoffs = [entry.top_k for entry in entries]
         self._depth = None if None in cutoffs else max(cutoffs)  # type: ignore[type-var]  # no None left
-        self._said_negative = self._said_repeated = False
+        self._said_odd = self._said_repeated = False
         self._keeps_values = self.per_query or self.aggregation not in _REDUCTION
         actions = [entry.empty_target_action for entry in entries]
         self.register_buffer("_fill", torch.tensor([float(a == "pos") for a in actions]).double(), persistent=False)
@@ -109,7 +109,7 @@ class _Streaming(Metric):
             preds: scores ``[query, item]``, or flat ``[item]``; any real number, higher is better.
             target: grades like ``preds``; 0 or below is not relevant.
             indexes: for flat ``preds`` without ``offsets`` the query id of each item; the items of a query may come in
-                several updates unless ``whole_queries``. Otherwise the id of each query, ``[query]``: an id counts once.
+                several updates unless ``whole_queries``, so ids must not start anew in each. Else ``[query]``: an id counts once.
             mask: bool like 2-D ``preds``, False is padding.
             offsets: for flat ``preds``, ``[query + 1]``: query q is ``offsets[q]:offsets[q + 1]``.
             judged: bool like ``preds``; False is an item that nobody judged, and counts as not relevant.
@@ -173,12 +173,11 @@ class _Streaming(Metric):
         self.items.append(torch.stack([preds.to(dtype), target.to(dtype), known], dim=1))
 
     def _note(self, preds: Tensor, target: Tensor, mask: Tensor | None) -> None:
-        """Remember float64 scores; say once that grades below 0 count as 0, where looking is free."""
-        if not self._said_negative and values_are_free(target) and target.numel() and target.min() < 0:
-            negative = int(((target < 0) if mask is None else (target < 0) & mask).sum())
-            if negative:
-                warnings.warn(f"{negative} items have a grade below 0, which counts as 0: not relevant.", stacklevel=4)
-                self._said_negative = True
+        """Remember float64 scores; say once which grades count as 0 that may not be meant to, where looking is free."""
+        free = not self._said_odd and values_are_free(target) and target.numel()
+        if free and (odd := odd_grades(self.entries, target, mask)):
+            warnings.warn(odd, stacklevel=4)
+            self._said_odd = True
         if preds.dtype == torch.float64:
             self.seen = self.seen + torch.arange(2, device=self.seen.device)
 
@@ -399,7 +398,8 @@ class RankingMetric(_Streaming):
 
     Args:
         top_k: the cutoff; None takes the whole list.
-        convention: the options of a tool by its name (``"trec_eval"``, ``"lightgbm"``, ...); what is given beside it wins.
+        convention: the options of a tool by its name (``"trec_eval"``, ...; never its definitions: under ties MAP is not that
+            of scikit-learn, which takes tied items as one rank); what is given beside it wins.
         ties: ``"average"`` is the exact expectation over all orders of tied items; ``"stable"`` keeps the input order,
             ``"optimistic"`` and ``"pessimistic"`` put the best, the worst of them first.
         empty_target_action: what a query without a relevant item counts: ``"neg"`` 0, ``"pos"`` 1, ``"skip"`` not at all,
@@ -685,14 +685,14 @@ NAMED_CLASSES: dict[str, type[RankingMetric]] = {
 
 
 def metric(name: str, **options: Any) -> RankingMetric:
-    """The metric of a name: ``metric("ndcg@10")`` is ``NDCG(10)``; ``str()`` gives the name back.
+    """The metric of a name, in any case: ``metric("ndcg@10")`` is ``NDCG(10)``; ``str()`` gives the name back.
 
     Raises:
-        ValueError: unknown name (the error has the nearest known ones) or impossible cutoff.
+        ValueError: unknown name (the error has the nearest known ones), impossible cutoff, or two.
 
     Example:
         >>> str(metric("mrr@10", min_relevance=2))
         'mrr@10'
     """
     spec, top_k = parse_name(name)
-    return NAMED_CLASSES[spec.name](top_k, **options)
+    return NAMED_CLASSES[spec.name](one_cutoff(name, top_k, options), **options)

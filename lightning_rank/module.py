@@ -11,9 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from lightning_rank.conventions import values_are_free
+from lightning_rank.divergence import explain_divergence
 from lightning_rank.losses import RankingLoss
 from lightning_rank.losses import loss as loss_of_name
 from lightning_rank.models import MLPScorer
+
+# Training steps on a device after which their losses are looked at, as that waits for all of them.
+_LOOK_EVERY = 50
 
 
 class RankingModuleMixin:
@@ -24,6 +29,10 @@ class RankingModuleMixin:
     ``target`` ``[item]``, ``offsets`` ``[query + 1]`` and ``query``, for scorers that see one item at a time. Validation and test
     return what ``RankingMonitor`` reads.
 
+    A loss or gradient that is NaN or infinite stops the training before it changes a weight, with the batch and its queries named,
+    where looking is free (on the CPU). On a device losses alone are looked at, every 50 steps and before each validation and
+    checkpoint, so that no step waits, and no checkpoint holds the weights that came of one.
+
     Args:
         scorer: a module from ``[query, item, feature]`` to ``[query, item]``; it gets ``mask`` too if its ``forward`` takes
             one. If it has ``fit_features``, as the scorers here, that is called with the training features before training.
@@ -33,7 +42,8 @@ class RankingModuleMixin:
         monitor: the value that a ``ReduceLROnPlateau`` scheduler watches.
 
     Raises:
-        ValueError: an unknown loss name; features that do not fit the scorer.
+        ValueError: an unknown loss name; features that do not fit the scorer; a loss or gradient that is
+            not finite.
 
     Example:
         >>> import torch
@@ -57,6 +67,11 @@ class RankingModuleMixin:
         self.loss = loss_of_name(loss) if isinstance(loss, str) else loss
         self.optimizer, self.lr_scheduler, self.monitor = optimizer, lr_scheduler, monitor
         self._takes_mask = "mask" in inspect.signature(self.scorer.forward).parameters
+        self._step: tuple[dict[str, Tensor], int, Tensor] | None = (
+            None  # batch, its number and scores, until the optimiser's step
+        )
+        # Losses on a device that nobody has looked at: epoch, batch, value, and the batch's queries.
+        self._unseen: list[tuple[int, int, Tensor, dict[str, Tensor]]] = []
 
     def setup(self, stage: str) -> None:
         datamodule = self.trainer.datamodule
@@ -78,10 +93,63 @@ class RankingModuleMixin:
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         preds, layout = self._scores(batch)
-        loss = self.loss(preds, batch["target"], **layout)
+        try:
+            loss = self.loss(preds, batch["target"], **layout)
+        except ValueError as error:
+            raise ValueError(self._explain(str(error), batch, batch_idx, preds)) from error
+        if not values_are_free(loss):
+            self._unseen.append((self.current_epoch, batch_idx, loss.detach(), {"query": batch["query"]}))
+            if len(self._unseen) == _LOOK_EVERY:
+                self._look()
+        elif not loss.isfinite():
+            raise ValueError(self._explain(f"the loss is {loss.item()}.", batch, batch_idx, preds))
+        else:
+            self._step = batch, batch_idx, preds.detach()
         queries = len(batch["offsets"]) - 1 if "offsets" in batch else len(preds)
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=queries, prog_bar=True, sync_dist=True)
         return loss
+
+    def _explain(self, what: str, batch: dict[str, Tensor], batch_idx: int, preds: Tensor) -> str:
+        return explain_divergence(
+            what,
+            batch,
+            batch_idx,
+            self.current_epoch,
+            module=self,
+            trainer=self.trainer,
+            preds=preds.detach() if values_are_free(preds) else None,
+        )
+
+    def _look(self) -> None:
+        """Raise if one of the losses on a device that nobody has looked at is not finite."""
+        unseen, self._unseen = self._unseen, []
+        if not unseen:
+            return
+        losses = torch.stack([loss for _, _, loss, _ in unseen]).cpu()
+        for finite, (epoch, batch_idx, loss, batch) in zip(losses.isfinite().tolist(), unseen, strict=True):
+            if not finite:
+                what = f"the loss is {loss.item()}, seen up to {len(unseen)} steps later; on the CPU it is seen at once."
+                raise ValueError(explain_divergence(what, batch, batch_idx, epoch, module=self, trainer=self.trainer))
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        step, self._step = self._step, None
+        if (
+            step is None or getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        ):  # which leaves such steps out
+            return
+        for name, weight in self.named_parameters():
+            # A sum is the cheapest look at all values; it may itself overflow.
+            if weight.grad is not None and not weight.grad.sum().isfinite() and not weight.grad.isfinite().all():
+                raise ValueError(self._explain(f"the loss is finite, the gradient of {name} is not.", *step))
+
+    def on_validation_start(self) -> None:
+        self._look()
+
+    def on_train_epoch_end(self) -> None:
+        self._look()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._look()
 
     def _scores(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Scores, and the layout that they have."""

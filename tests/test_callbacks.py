@@ -287,7 +287,8 @@ def test_both_namespaces_have_classes_of_their_own():
         theirs, ours = getattr(lightning_rank.lightning, name), getattr(lightning_rank.pytorch_lightning, name)
         assert theirs is not ours
         assert theirs.__doc__ == ours.__doc__
-        kinds = (lightning.Callback, lightning.LightningModule, lightning.LightningDataModule)
+        io = lightning.plugins.CheckpointIO
+        kinds = (lightning.Callback, lightning.LightningModule, lightning.LightningDataModule, io)
         assert issubclass(theirs, kinds)
         assert not issubclass(ours, kinds)
 
@@ -316,6 +317,22 @@ def test_advice_is_given_once():
     assert len(said) == len(set(said))
     assert any("Grades are binary" in text for text in said)
     assert any("No list has more than 6 items, so a cutoff of 50 cuts nothing" in text for text in said)
+
+
+@pytest.mark.parametrize("layout", ["padded", "indexes", "parts"])
+def test_advice_on_queries_without_a_relevant_item_in_each_layout(layout, recwarn):
+    batch = {"preds": torch.randn(4, 6), "target": torch.zeros(4, 6, dtype=torch.long)}
+    if layout != "padded":
+        batch = {name: value.flatten() for name, value in batch.items()} | {"indexes": torch.arange(4).repeat_interleave(6)}
+    batches = [dict(batch) for _ in range(2)]
+    if layout == "indexes":
+        batches[1]["indexes"] = batches[1]["indexes"] + 4
+    module = Ranker()
+    module.validation_step = lambda batch, batch_idx: batch
+    trainer(RankingMonitor(["ndcg@3"])).validate(module, DataLoader(batches, batch_size=None), verbose=False)
+    said = [str(w.message) for w in recwarn if "RankingMonitor: " in str(w.message)]
+    # Where the second batch has more items of the same queries, a batch tells nothing of a query.
+    assert ["8 of 8 queries have no relevant item" in text for text in said] == ([] if layout == "parts" else [True])
 
 
 def test_advice_can_be_silenced(recwarn):

@@ -136,7 +136,8 @@ def test_without_a_configuration_monitor_and_checkpoint_are_there(tmp_path):
             r"temperature",
         ),
         (["test", "--data=SyntheticDataModule"], 1, r"test needs a trained model: --ckpt_path"),
-        (["predict", "--data=SyntheticDataModule", "--ckpt_path=x.ckpt"], 1, r"predict needs a file to write"),
+        (["predict", "--data=SyntheticDataModule", "--ckpt_path=last"], 1, r"predict needs a file to write"),
+        (["test", "--data=SyntheticDataModule", "--ckpt_path=x.ckpt"], 1, r"There is no checkpoint x\.ckpt"),
     ],
 )
 def test_bad_input_is_one_line_and_a_status(args, status, words, tmp_path):

@@ -103,7 +103,7 @@ def test_values_of_each_query(name, run, folder):
 
 
 def test_output_goes_to_a_file(run, folder):
-    assert run(*EVALUATE, "--output", "out.txt") == (0, "", "")
+    assert run(*EVALUATE, "-o", "out.txt") == (0, "", "")
     written = (folder / "out.txt").read_text()
     assert written == run(*EVALUATE)[1]
     status, _, err = run(*EVALUATE, "--output", "out.txt", "--metrics", "map")
@@ -111,6 +111,36 @@ def test_output_goes_to_a_file(run, folder):
     assert "out.txt exists: choose another name, or give --overwrite" in err
     assert run(*EVALUATE, "--output", "out.txt", "--metrics", "map", "--overwrite")[0] == 0
     assert (folder / "out.txt").read_text() != written
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (*EVALUATE, "--output", "./qrels"),
+        (*COMPARE, "--output", "link"),
+        ("evaluate", "--qrels", "qrels", "--run", "x=in.csv", "--per-query", "in.csv"),
+        ("explain", "--qrels", "qrels", "--run", "best", "--output", "in.csv", "--query-texts", "in.csv"),
+        ("report", "--output", "in.csv", "--queries", "in.csv", *COMPARE[1:]),
+        ("report", "--output", "new", "--figure", "best.png", "--run", "x=best.png", *COMPARE[1:]),
+        ("data", "inspect", "letor", "--output", "letor"),
+    ],
+)
+def test_what_is_read_is_never_overwritten(args, run, folder):
+    (folder / "in.csv").write_text("query,document,score\nq1,a,1\n")
+    (folder / "best.png").write_text(BEST)
+    (folder / "letor").write_text("1 qid:1 1:1\n")
+    (folder / "link").symlink_to("base")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    status, out, err = run(*args, "--overwrite")
+    assert (status, out) == (1, "")
+    assert re.fullmatch(r"lightning-rank: error: .* is read by this command.* choose another name\.\n", err)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_two_outputs_are_two_files(run, folder):
+    status, _, err = run(*EVALUATE, "--output", "v.csv", "--per-query", "./v.csv", "--overwrite")
+    assert (status, (folder / "v.csv").exists()) == (1, False)
+    assert "./v.csv is to be written twice" in err
 
 
 def test_other_files_and_columns(run, folder):
@@ -141,7 +171,7 @@ def test_compare_options_reach_the_function(run):
         "correction": "bh",
         "resamples": 99,
         "seed": 3,
-        "alpha": 1 - 0.9,
+        "alpha": 0.1,
         "missing": "skip",
         "depth": 2,
     }
@@ -162,11 +192,14 @@ def test_compare_options_reach_the_function(run):
     )
     _, out, _ = run(*COMPARE, "--metrics", "rbp map", *given, "-M2", "--p", ".5", "--format", "json")
     assert json.loads(out) == expected.to_dict()
+    assert json.loads(run(*COMPARE, "--format", "json")[1])["differences"][0]["test"]["alpha"] == 0.05
 
 
 def test_compare_writes_values_and_formats(run, folder):
     assert run(*COMPARE, "--per-query", "v.csv", "--output", "c.md", "--format", "markdown") == (0, "", "")
-    assert pl.read_csv(folder / "v.csv")["run"].to_list() == ["old"] * 6 + ["new"] * 6
+    written = pl.read_csv(folder / "v.csv")
+    assert written["run"].to_list() == ["old"] * 6 + ["new"] * 6
+    assert written.columns == ["run", "query", "ndcg@10", "map", "mrr@10", "recall@100"]
     assert (folder / "c.md").read_text().startswith("| measure | baseline |")
 
 
@@ -197,6 +230,7 @@ def test_a_warning_is_one_line(run, folder):
         ((*EVALUATE, "--metrics", "map", "--gain", "linear"), {}, r"`gain` means nothing for map"),
         ((*EVALUATE, "--convention", "trek"), {}, r"convention 'trek'"),
         ((*EVALUATE, "--missing", "error"), {}, r"1 of 6 judged queries are missing in the run 'best', for example 'q5'"),
+        ((*EVALUATE, "--metrics", "all_trec"), {}, r"\(--convention trec_eval or --ties stable\)"),
         ((*EVALUATE, "-q"), {}, r"-q .* add --format trec_eval"),
         ((*EVALUATE, "--per-query", "v.xls"), {}, r"v\.xls: the name of a table must end in"),
         ((*EVALUATE, "--run-columns", "query"), {}, r"named as query=q,document=d, got 'query'"),
@@ -229,12 +263,24 @@ def test_a_wrong_command_line_is_status_2(args, folder, capsys):
 
 
 def test_help_names_every_option(folder, capsys):
-    for command, words in (("evaluate", ("--per-query", "trec_eval", "-q")), ("compare", ("--test", "holm", "--worst"))):
+    for command, words in (
+        ("evaluate", ("--per-query", "ndcg has linear gain", "-q")),
+        ("compare", ("--test", "holm", "--worst")),
+    ):
         with pytest.raises(SystemExit) as stopped:
             main([command, "--help"])
         assert stopped.value.code == 0
-        text = capsys.readouterr().out
+        text = " ".join(capsys.readouterr().out.split())
         assert all(word in text for word in words)
+
+
+def test_a_command_that_there_is_not_names_all(run):
+    status, out, err = run("eval", "--qrels", "qrels")
+    assert (status, out) == (2, "")
+    assert err == (
+        "lightning-rank: error: there is no command 'eval'. Did you mean 'evaluate'? There is fit, validate, test, predict, "
+        "evaluate, compare, report, explain, signals, experiment, gate, data; each has a --help.\n"
+    )
 
 
 def test_a_process_without_lightning(folder):

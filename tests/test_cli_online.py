@@ -102,9 +102,16 @@ def test_a_comparison_of_runs_is_the_offline_evidence(folder, capsys):
     assert checks["offline"]["verdict"] == "pass"
     assert checks["offline"]["numbers"] == {"low": expected["low"], "high": expected["high"]}
     capsys.readouterr()
-    for metric in ("", " --metric mrr"):
+    for metric, message in (
+        ("", "has the metrics ndcg@10, map: name the one that decides, by --metric"),
+        (" --metric mrr", "must be one of ndcg@10, map, which the comparison has, got 'mrr'"),
+    ):
         assert run(f"gate --config gate.yaml --offline offline.json{metric}") == 1
-        assert "it has ndcg@10 of new, map of new" in capsys.readouterr().err
+        assert message in capsys.readouterr().err
+    (folder / "newer.txt").write_text((folder / "old.txt").read_text())
+    assert run(f"{command} --run newer.txt --output three.json") == 0
+    assert run("gate --config gate.yaml --offline three.json --metric map") == 1
+    assert "of one new ranker with the old one, got new, newer.txt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -127,6 +134,26 @@ def test_the_exit_status_of_the_gate_is_its_verdict(folder, change, status, caps
     kept = [line for line in GATE.splitlines() if not line.startswith(f"{name}:")]
     (folder / "gate.yaml").write_text("\n".join([*kept, change]))
     assert run("gate --config gate.yaml --experiment report.json") == status
+
+
+def test_columns_of_other_names(folder, capsys):
+    (folder / "plan.yaml").write_text("{arms: [old, new], primary: clicks, effect: 1, sd: 1}")
+    assert run("experiment plan --config plan.yaml --output plan.json") == 0
+    table = {"arm": ["old", "new"] * 40, "unit": [f"u{i}" for i in range(80)], "day": [i // 8 for i in range(80)]}
+    table["clicks"] = [i % 7 for i in range(80)]
+    pl.DataFrame(table).write_csv("own.csv")
+    pl.DataFrame(table).rename({"arm": "version", "unit": "id", "day": "date"}).write_csv("other.csv")
+    assert run("experiment evaluate --plan plan.json own.csv --output own.json") == 0
+    named = "experiment evaluate --plan plan.json other.csv --arm-column version --unit-column id"
+    assert run(f"{named} --day-column date --output other.json") == 0
+    assert (folder / "own.json").read_text() == (folder / "other.json").read_text()
+    assert json.loads((folder / "own.json").read_text())["days"] == 10
+    capsys.readouterr()
+    assert run("experiment evaluate --plan plan.json other.csv") == 1
+    assert "other.csv must have the column 'arm'" in (said := capsys.readouterr().err)
+    assert "--arm-column" in said
+    assert run(f"{named} --day-column when") == 1
+    assert "must have the column 'when'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -154,6 +181,55 @@ def test_bad_input_is_one_line_and_status_1(folder, capsys, command, message):
     assert message in said.err
     assert "Traceback" not in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "signals log.parquet --output kept",
+        "signals log.parquet --units kept",
+        "experiment evaluate --plan plan.json users.csv --days 14 --output kept",
+        *(f"gate --config gate.yaml --{kind} kept" for kind in ("json", "markdown", "html")),
+    ],
+)
+def test_a_file_is_replaced_by_overwrite_only(folder, capsys, command):
+    assert run("experiment plan --config plan.yaml --output plan.json") == 0
+    assert run("signals log.parquet --units users.csv") == 0
+    status = run(command.replace("kept", "new"))
+    (folder / "kept").write_text("kept")
+    capsys.readouterr()
+    assert run(command) == 1
+    said = capsys.readouterr()
+    assert "kept exists: choose another name, or give --overwrite" in said.err
+    assert said.out == ""
+    assert (folder / "kept").read_text() == "kept"
+    assert run(f"{command} --overwrite") == status
+    assert (folder / "kept").read_bytes() == (folder / "new").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("signals log.csv --only ctr --units log.csv", "log.csv is read by this command"),
+        ("signals lo*.csv --only ctr --output log.csv", "log.csv is read"),
+        ("signals log.parquet --units out --output ./out", "out is to be written twice"),
+        ("experiment evaluate --plan plan.json users.csv --output plan.json", "plan.json is read"),
+        ("experiment evaluate --plan plan.json users.csv --output users.csv", "users.csv is read"),
+        ("gate --config gate.yaml --html gate.yaml", "gate.yaml is read"),
+        ("gate --config gate.yaml --offline users.csv --json users.csv", "users.csv is read"),
+        ("gate --config gate.yaml --experiment users.csv --json users.csv", "users.csv is read"),
+        ("gate --config gate.yaml --markdown days.json", "days.json is read"),
+        ("gate --config gate.yaml --json out --html out", "out is to be written twice"),
+    ],
+)
+def test_what_is_read_is_never_replaced(folder, capsys, command, message):
+    for name in ("log.csv", "plan.json", "users.csv", "days.json"):
+        (folder / name).write_text("kept")
+    (folder / "gate.yaml").write_text("evidence: {days: days.json}")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert run(f"{command} --overwrite") == 1
+    assert message in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_plan_is_never_overwritten(folder, capsys):

@@ -300,7 +300,12 @@ def test_the_worst_queries_stand_side_by_side(result, page):
 def test_conventions_and_counts(result, page):
     terms = {t.text: d.text for t, d in zip(tree(page).all("dt"), tree(page).all("dd"), strict=True)}
     assert result.evaluations["old"].conventions.items() <= terms.items()
-    assert (terms["seed"], terms["correction"], terms["test"]) == ("0", "holm, over 3 comparisons", "paired t, two-sided")
+    assert (terms["correction"], terms["test"]) == ("holm, over 3 comparisons", "paired t, two-sided")
+    assert "seed" not in terms, "nothing is random in the t test"
+    assert "with the 95 % interval of its mean by t; p of the paired t test" in page
+    drawn = comparison_page(compare(JUDGED, [OLD, NEW], "mrr@3", test="bootstrap", resamples=99, seed=4))
+    assert "interval of its mean by BCa bootstrap" in drawn
+    assert "<dt>seed</dt><dd>4</dd>" in drawn
     counts = next(t for t in tree(page).all("table") if "missing in the run" in t.rows()[0])
     assert counts.rows()[1] == ["old", "40", "0", "0", "0", "1.0000 @5", "40 @5"]
 

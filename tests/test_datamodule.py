@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import polars as pl
@@ -98,6 +99,21 @@ def test_tables_train_as_letor_files_do(fold, cached):
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     with pytest.raises(ValueError, match="of LETOR files or of tables, got both"):
         LetorDataModule(str(fold), train=["train.txt", "train.parquet"]).setup("fit")
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_features_that_are_nan_are_said_before_the_model_seems_to_diverge(tmp_path, cached):
+    (tmp_path / "t.csv").write_text("query,grade,u,v\na,1,1,\na,0,2,3\nb,0,1,NA\n")
+    (tmp_path / "whole.csv").write_text("query,grade,u,v\na,1,1,1\na,0,2,3\n")
+    cache = str(tmp_path / "cache") if cached else None
+    for _ in range(2):  # also where it was converted before
+        with pytest.warns(
+            UserWarning, match=rf"The train data has .* NaN .*: {'v' if cached else 2} in 2 items\. .*features"
+        ):
+            LetorDataModule(str(tmp_path), train="t.csv", cache=cache).setup("fit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LetorDataModule(str(tmp_path), train="whole.csv", cache=cache).setup("fit")
 
 
 def test_files_with_fewer_features_are_converted_as_wide_as_the_training_data(fold, tmp_path):

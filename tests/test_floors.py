@@ -16,7 +16,7 @@ FLOORS = (
     ("lists", "conventions", "entries", "uncertainty", "extras"),
     ("functional", "stats"),
     ("metrics", "losses", "models", "data", "online", "explain", "advise"),
-    ("offline",),
+    ("offline", "checkpoints", "divergence", "gathering"),
     ("report",),
     ("callbacks", "module", "datamodule", "gate"),
     ("callbacks_gate", "callbacks_report", "callbacks_retrieval"),

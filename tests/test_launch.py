@@ -181,7 +181,7 @@ def test_the_command_speaks_and_writes_once(tmp_path, launch):
     (folder,) = (tmp_path / "lightning_logs").iterdir()
     written = {path.name for path in folder.iterdir()} - {"hparams.yaml"}  # written by older versions of Lightning
     assert written == {"checkpoints", "config.yaml", "curves.png", "metrics.csv"}
-    (checkpoint,) = (folder / "checkpoints").iterdir()
+    (checkpoint,) = (folder / "checkpoints").glob("best-*")
     given = ["--config", str(folder / "config.yaml"), "--ckpt_path", str(checkpoint), "--trainer.logger=false"]
     (tmp_path / "two").mkdir()
     run([*command, "predict", *given, "--predictions.scores=two.txt"], tmp_path / "two")

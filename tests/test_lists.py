@@ -110,6 +110,11 @@ def test_padding_of_further_items_is_cleared():
     assert items["weight"].tolist() == [[2.0, 0.0]]
 
 
+def test_a_forgotten_squeeze_is_named():
+    with pytest.raises(ValueError, match=r"shape of `preds`, \[3, 5, 1\], got \[3, 5\]\..*preds\.squeeze\(-1\)"):
+        arrange(torch.randn(3, 5, 1), torch.zeros(3, 5))
+
+
 def test_tensors_must_lie_on_one_device():
     preds = torch.ones(2)
     with pytest.raises(ValueError, match="one device, got `preds` on cpu, `target` on meta"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -43,13 +44,29 @@ def test_module_equals_function(spec):
     assert_close(value, function_of(spec)(**arguments, **options, reduction="sum"))
 
 
+def test_grades_below_0_are_said_unless_a_mask_says_padding():
+    preds, target = torch.randn(1, 3), torch.tensor([[1, 0, -1]])
+    with pytest.warns(UserWarning, match="a grade below 0, which counts as 0.*give a `mask`"):
+        loss("softmax")(preds, target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss("softmax")(preds, target, target >= 0)
+
+
+def test_a_misspelt_name_of_the_package_is_corrected():
+    with pytest.raises(AttributeError, match=r"no attribute 'LambdaRnkLoss'\. Did you mean 'LambdaRankLoss'"):
+        _ = lightning_rank.LambdaRnkLoss
+
+
 @every_loss
 def test_by_name(spec):
     module = loss(spec.name)
     assert type(module) is NAMED_CLASSES[spec.name]
     assert "reduction='mean'" in repr(module)
     if "top_k" in spec.options:
-        assert loss(f"{spec.name}_loss@10").options["top_k"] == 10
+        assert loss(f"{spec.name.upper()}_loss@10").options["top_k"] == 10
+        with pytest.raises(ValueError, match=f"'{spec.name}@10' has a cutoff, and top_k=5 gives another"):
+            loss(f"{spec.name}@10", top_k=5)
     else:
         with pytest.raises(ValueError, match=f"`top_k` means nothing for the loss {spec.name}"):
             loss(f"{spec.name}@10")

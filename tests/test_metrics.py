@@ -566,7 +566,7 @@ def test_repr_states_every_convention_in_force():
 
 def test_metric_takes_options():
     assert (
-        metric("map@3", min_relevance=2, denominator="hits").entries == MAP(3, min_relevance=2, denominator="hits").entries
+        metric("MAP@3", min_relevance=2, denominator="hits").entries == MAP(3, min_relevance=2, denominator="hits").entries
     )
 
 
@@ -593,6 +593,10 @@ def test_options_reach_the_metrics_that_know_them():
     ("make", "error", "message"),
     [
         (lambda: metric("ndgc@10"), ValueError, "Unknown metric 'ndgc'.*Did you mean 'ndcg'"),
+        (lambda: metric("ndcg@10", top_k=5), ValueError, "'ndcg@10' has a cutoff, and top_k=5 gives another"),
+        (lambda: metric("ndcg@10", gian="linear"), ValueError, "`gian` is no option. Did you mean `gain`"),
+        (lambda: NDCG(k=10), ValueError, "`k` is no option: a cutoff is `top_k`"),
+        (lambda: RankingMetrics(["ndcg"], top_k=10), ValueError, "stands in its name, as in 'ndcg@10'"),
         (lambda: metric("ndcg@0"), ValueError, "cutoff in 'ndcg@0' must be a whole number >= 1"),
         (lambda: metric("ndcg@ten"), ValueError, "cutoff in 'ndcg@ten'"),
         (lambda: metric("ndcg@"), ValueError, "cutoff in 'ndcg@'"),
@@ -803,6 +807,20 @@ def test_two_processes_compute_what_one_does(results_of_processes, scenario, one
         for ids, rows in values:
             assert ids.tolist() == [10, 11, 12, 13, 14]
             assert_close(rows, alone.query_values()[1])
+
+
+def test_grades_between_0_and_1_are_said_where_none_is_relevant():
+    preds, target = torch.rand(1, 3), torch.tensor([[0.2, 0.9, 5.0]])
+    mask = torch.tensor([[True, True, False]])
+    with pytest.warns(
+        UserWarning, match=r"No grade is above 0\.9, so nothing is relevant to map, for which .*min_relevance"
+    ):
+        RankingMetrics(["ndcg", "map"]).update(preds, target, mask=mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NAMED_CLASSES["ndcg"](gain="linear").update(preds, target, mask=mask)
+        NAMED_CLASSES["map"](min_relevance=0.5).update(preds, target, mask=mask)
+        NAMED_CLASSES["map"]().update(preds, target)
 
 
 def test_negative_grades_are_counted_and_said_once():

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from difflib import get_close_matches
+
+TRAINING = ("fit", "validate", "test", "predict")
+COMMANDS = (*TRAINING, "evaluate", "compare", "report", "explain", "signals", "experiment", "gate", "data")
 
 
 def main(args: list[str] | None = None) -> int:
@@ -35,6 +39,12 @@ def main(args: list[str] | None = None) -> int:
             from lightning_rank.cli import data
 
             data.run(given)
+        elif given and given[0].isidentifier() and given[0] not in TRAINING:
+            near = get_close_matches(given[0], COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            known = f"There is {', '.join(COMMANDS)}; each has a --help."
+            print(f"lightning-rank: error: there is no command {given[0]!r}.{hint} {known}", file=sys.stderr)
+            return 2
         else:
             from lightning_rank.cli import training
 

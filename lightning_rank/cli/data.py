@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_rank.cli.files import refuse_existing
 from lightning_rank.data.cache import DTYPES, CachedDataset, convert, is_cache, open_cache
 from lightning_rank.data.inspection import inspect
 from lightning_rank.data.trec import writing
@@ -22,6 +23,8 @@ def run(args: Sequence[str]) -> None:
         ValueError, OSError: bad input, a full disk, a damaged data set.
     """
     options = _parser().parse_args(args)
+    if options.step == "inspect":
+        refuse_existing(options.output, overwrite=options.overwrite, inputs=options.files)
     with warnings.catch_warnings():
         warnings.showwarning = _say  # type: ignore[assignment]  # it ignores where in the code it came from
         {"convert": _convert, "inspect": _inspect}[options.step](options)
@@ -95,6 +98,6 @@ def _parser() -> argparse.ArgumentParser:
             step.add_argument(f"--{part}", metavar="COLUMN", help="of tables; found by its usual names")
         step.add_argument("--features", metavar="COLUMN,...", help="of tables; all other columns of numbers")
         step.add_argument("--format", choices=("text", "json"), default="text")
-    inspect.add_argument("--output", metavar="FILE", help="instead of printing")
+    inspect.add_argument("--output", "-o", metavar="FILE", help="instead of printing")
     inspect.add_argument("--overwrite", action="store_true", help="replace a file that exists")
     return parser

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_rank.cli.offline import add_files, plain_warnings, read_inputs, refuse_existing
+from lightning_rank.cli.files import refuse_existing
+from lightning_rank.cli.offline import add_files, input_files, plain_warnings, read_inputs
 
 
 def run(args: Sequence[str]) -> None:
@@ -22,7 +23,8 @@ def run(args: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    refuse_existing(options.output, overwrite=options.overwrite)
+    inputs = [*input_files(options), options.query_texts, options.document_texts]
+    refuse_existing(options.output, overwrite=options.overwrite, inputs=inputs)
     judgements, runs = read_inputs(options)
     from lightning_rank.report.explain import explain_page
 
@@ -76,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--ties", metavar="average|stable|optimistic|pessimistic")
     what.add_argument("--denominator", metavar="relevant|cutoff|hits")
     out = parser.add_argument_group("output")
-    out.add_argument("--output", default="explain.html", metavar="FILE", help="the page (explain.html)")
+    out.add_argument("--output", "-o", default="explain.html", metavar="FILE", help="the page (explain.html)")
     out.add_argument("--lang", default="en", metavar="en|zh", help="language of the page (en)")
     out.add_argument("--max-kb", type=int, default=400, metavar="KB", help="of the page; queries beyond are left out (400)")
     out.add_argument("--overwrite", action="store_true", help="replace a file that exists")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_rank.cli.files import refuse_existing
 from lightning_rank.data.runs import Judgements, Run, polars
 from lightning_rank.data.tables import (
     JUDGEMENT_FORMATS,
@@ -49,24 +50,18 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-def refuse_existing(*paths: str | None, overwrite: bool) -> None:
-    """Raise where one of the files to be written is there already.
-
-    Raises:
-        FileExistsError: it is, and ``overwrite`` is False.
-    """
-    for path in paths:
-        if path is not None and Path(path).exists() and not overwrite:
-            raise FileExistsError(f"{path} exists: choose another name, or give --overwrite.")
-
-
 def _run(options: argparse.Namespace) -> None:
-    refuse_existing(options.output, options.per_query, overwrite=options.overwrite)
+    refuse_existing(options.output, options.per_query, overwrite=options.overwrite, inputs=input_files(options))
     if options.per_query is not None:
         table_kind(options.per_query)
     if options.command == "evaluate" and options.q and options.format != "trec_eval":
         raise ValueError("-q prints lines as trec_eval does: add --format trec_eval, or name a file by --per-query.")
     (_evaluate if options.command == "evaluate" else _compare)(options)
+
+
+def input_files(options: argparse.Namespace) -> list[str]:
+    """The files that the options of ``add_files`` name."""
+    return [options.qrels, *(_name_and_path(text)[1] for text in options.run)]
 
 
 def read_inputs(options: argparse.Namespace) -> tuple[Judgements, dict[str, Run]]:
@@ -102,7 +97,8 @@ def compared(options: argparse.Namespace) -> Comparison:
     from lightning_rank.offline.compare import compare
 
     return compare(
-        judgements, runs, options.metrics, test=options.test, correction=options.correction, alpha=1 - options.level,
+        judgements, runs, options.metrics, test=options.test, correction=options.correction,
+        alpha=round(1 - options.level, 12),  # of 0.95: 0.05, and not 0.050000000000000044
         resamples=options.resamples, seed=options.seed, **_asked(options),
     )  # fmt: skip
 
@@ -133,7 +129,7 @@ def _runs(options: argparse.Namespace, items: RankingDataset | None = None) -> d
     columns = _columns(options.run_columns)
     runs: dict[str, Run] = {}
     for text in options.run:
-        name, path = text.split("=", 1) if "=" in text and not Path(text).exists() else (None, text)
+        name, path = _name_and_path(text)
         if name is None and Path(path).name.removesuffix(".gz") in runs:
             name = path
         run = read_run(path, form=options.run_format, columns=columns, name=name, strict=options.strict, items=items)
@@ -141,6 +137,13 @@ def _runs(options: argparse.Namespace, items: RankingDataset | None = None) -> d
             raise ValueError(f"Two runs are called {run.name!r}: give each a name of its own, --run NAME=FILE.")
         runs[run.name] = run
     return runs
+
+
+def _name_and_path(text: str) -> tuple[str | None, str]:
+    if "=" not in text or Path(text).exists():
+        return None, text
+    name, _, path = text.partition("=")
+    return name, path
 
 
 def _columns(text: str | None) -> dict[str, str]:
@@ -175,7 +178,11 @@ def add_files(command: argparse.ArgumentParser, *, baseline: bool) -> argparse._
     files.add_argument(
         "--qrels-format", choices=JUDGEMENT_FORMATS, help="kind of the judgements; by the file's name and first line"
     )
-    files.add_argument("--run-format", choices=RUN_FORMATS, help="kind of the runs; by the file's name and first line")
+    files.add_argument(
+        "--run-format", choices=RUN_FORMATS,
+        help="kind of the runs; by the file's name and first line. Three columns without a header are query, document and rank "
+        "(msmarco) unless scores is given",
+    )  # fmt: skip
     files.add_argument("--qrels-columns", metavar="PART=COLUMN,...", help="query=, document=, grade= of a table")
     files.add_argument("--run-columns", metavar="PART=COLUMN,...", help="query=, document=, score= (or rank=) of a table")
     files.add_argument("--strict", action="store_true", help="refuse repeated documents and judgements")
@@ -220,8 +227,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         add_inputs(command, baseline=command is compare)
         out = command.add_argument_group("output")
-        out.add_argument("--format", choices=formats, default="table")
-        out.add_argument("--output", metavar="FILE", help="instead of printing")
+        trec = "; trec_eval prints as that tool, and computes so: by --convention trec_eval, of which ndcg has linear gain, unless "
+        trec += "another is given"
+        out.add_argument("--format", choices=formats, default="table", help="table" + trec * (command is evaluate))
+        out.add_argument("--output", "-o", metavar="FILE", help="instead of printing")
         out.add_argument("--per-query", metavar="FILE", help="values of each query, as .csv, .tsv, .parquet or .jsonl")
         out.add_argument("--overwrite", action="store_true", help="replace files that exist")
         if command is compare:

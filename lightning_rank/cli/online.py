@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_rank.cli.files import refuse_existing
+from lightning_rank.data.trec import writing
 from lightning_rank.gate import decide_from_files
 from lightning_rank.online.events import NEEDED, load_polars, scan
 from lightning_rank.online.experiment import user_table
-from lightning_rank.online.plans import evaluate_files, plan_from_file
+from lightning_rank.online.plans import evaluate_files, plan_from_file, read_yaml
 from lightning_rank.online.signals import Signals
 from lightning_rank.stats.results import Result, jsonable
 
+PARTS = ("arm", "unit", "day")
 KINDS = ("json", "markdown", "html")
 
 
@@ -23,9 +27,12 @@ def run(args: Sequence[str]) -> int:
     """Run a command; returns the exit status, which for ``gate`` is that of its decision.
 
     Raises:
-        ValueError, OSError: bad input, before anything is written.
+        ValueError, OSError: bad input, or an output that exists or is an input, before anything is written.
     """
     options = _parser().parse_args(args)
+    if options.command != "experiment" or options.step != "plan":
+        written = (getattr(options, name, None) for name in ("output", "units", *KINDS))
+        refuse_existing(*written, overwrite=options.overwrite, inputs=_inputs(options))
     commands = {"signals": _signals, "plan": _plan, "evaluate": _evaluate, "gate": _gate}
     return commands[getattr(options, "step", options.command)](options)
 
@@ -48,9 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     plan = steps.add_parser("plan", help="how many users and days")
     plan.add_argument("--config", required=True, metavar="YAML", help="the arguments of lightning_rank.online.plan")
     plan.add_argument("--output", metavar="JSON", help="the plan, for `evaluate`; an existing one is never overwritten")
-    evaluate = steps.add_parser("evaluate", help="sample ratio, primary metric, guardrails, novelty")
+    evaluate = steps.add_parser(
+        "evaluate",
+        help="sample ratio, primary metric, guardrails, novelty",
+        description="Exit status: 0, with a PROBLEM too, as the verdict is that of `lightning-rank gate`; 1 and 2 are errors.",
+    )
     evaluate.add_argument("--plan", required=True, metavar="JSON", help="what `plan --output` wrote")
     evaluate.add_argument("data", nargs="+", help="CSV or Parquet with a row per user (and day): arm, unit, day, columns")
+    for part in PARTS:
+        evaluate.add_argument(f"--{part}-column", metavar="COLUMN", help=f"what `{part}` is called in the data")
     evaluate.add_argument("--days", type=float, help="how long it ran, where the data have no day")
     evaluate.add_argument("--look", type=int, help="which of the planned looks this is")
     evaluate.add_argument("--mixed", choices=("refuse", "exclude"), default="refuse", help="users in two arms")
@@ -70,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     gate.add_argument("--metric", help="the metric, where the comparison has several")
     for kind in KINDS:
         gate.add_argument(f"--{kind}", metavar="FILE", help=f"write the decision as {kind}")
+    for command in (signals, evaluate, gate):
+        command.add_argument("--overwrite", action="store_true", help="replace files that exist")
     return parser
 
 
@@ -96,14 +111,16 @@ def _signals(options: argparse.Namespace) -> int:
             print(f"  {name}: {result}")
     if options.output:
         arms = {arm: _plain(results) for arm, results in by_arm.items()}
-        _write(options.output, {"counts": signals.counts().to_dict(), "all": _plain(values["all"]), "arms": arms})
+        found = {"counts": signals.counts().to_dict(), "all": _plain(values["all"]), "arms": arms}
+        _write(options.output, _json(found), options.overwrite)
     if options.units:
         pl = load_polars()
         tables = [{"arm": arm, **user_table(signals, arm, mixed=options.mixed)} for arm in by_arm]
         if not tables:
             raise ValueError("A row per user needs the `arm` of the users, but the log has none.")
         frame = pl.concat([pl.DataFrame(table) for table in tables])
-        frame.write_parquet(options.units) if options.units.endswith(".parquet") else frame.write_csv(options.units)
+        with writing(options.units, overwrite=options.overwrite) as file:
+            frame.write_parquet(file) if options.units.endswith(".parquet") else frame.write_csv(file)
     return 0
 
 
@@ -118,9 +135,12 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    report = evaluate_files(options.plan, *options.data, days=options.days, look=options.look, mixed=options.mixed)
+    columns = {part: column for part in PARTS if (column := getattr(options, f"{part}_column"))}
+    report = evaluate_files(
+        options.plan, *options.data, days=options.days, look=options.look, mixed=options.mixed, columns=columns
+    )
     if options.output:
-        _write(options.output, report.to_dict())
+        _write(options.output, _json(report.to_dict()), options.overwrite)
     print(report)
     return 0
 
@@ -130,17 +150,36 @@ def _gate(options: argparse.Namespace) -> int:
     decision = decide_from_files(options.config, **given)
     for kind in KINDS:
         if file := getattr(options, kind):
-            Path(file).write_text(getattr(decision, f"to_{kind}")(), encoding="utf-8")
+            _write(file, getattr(decision, f"to_{kind}")(), options.overwrite)
     print(decision)
     return decision.exit_code
+
+
+def _inputs(options: argparse.Namespace) -> list[str]:
+    """The files that a command reads."""
+    if options.command == "signals":
+        return [path for log in options.log for path in (log, *glob.glob(log, recursive=True))]
+    if options.command == "experiment":
+        return [options.plan, *options.data]
+    texts, found = [read_yaml(options.config).get("evidence")], []
+    while texts:
+        text = texts.pop()
+        texts += text.values() if isinstance(text, Mapping) else []
+        found += [str(Path(options.config).parent / text)] if isinstance(text, str) else []
+    return [options.config, *(path for path in (options.offline, options.experiment) if path), *found]
 
 
 def _plain(results: dict[str, Result]) -> dict[str, Any]:
     return {name: result.to_dict() for name, result in results.items()}
 
 
-def _write(path: str, value: Any) -> None:
-    Path(path).write_text(json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+def _json(value: Any) -> str:
+    return json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n"
+
+
+def _write(path: str, text: str, overwrite: bool) -> None:
+    with writing(path, overwrite=overwrite) as file:
+        file.write(text.encode())
 
 
 _COLUMNS = (*NEEDED, *sorted({name for signal in Signals().signals.values() for name in signal.needed}))

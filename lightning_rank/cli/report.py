@@ -7,7 +7,8 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_rank.cli.offline import add_inputs, compared, plain_warnings, refuse_existing
+from lightning_rank.cli.files import refuse_existing
+from lightning_rank.cli.offline import add_inputs, compared, input_files, plain_warnings
 from lightning_rank.data.trec import writing
 from lightning_rank.offline.per_query import read_attributes
 from lightning_rank.report import comparison_page
@@ -27,7 +28,8 @@ def run(args: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    refuse_existing(options.output, options.figure, overwrite=options.overwrite)
+    inputs = [*input_files(options), options.queries]
+    refuse_existing(options.output, options.figure, overwrite=options.overwrite, inputs=inputs)
     if options.figure is not None and Path(options.figure).suffix.lower() not in FIGURES:
         raise ValueError(f"{options.figure}: the name of a figure must end in {', '.join(FIGURES)}.")
     result = compared(options)
@@ -66,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     page.add_argument("--title", help="of the page; by default it names the runs")
     out = parser.add_argument_group("output")
     out.add_argument("--output", "-o", required=True, metavar="FILE", help="the page")
-    out.add_argument("--figure", metavar="FILE", help="the differences by query, for papers: .pdf, .png or .svg")
+    out.add_argument(
+        "--figure", metavar="FILE", help="the differences by query, a panel per candidate, for papers: .pdf, .png or .svg"
+    )
     out.add_argument("--overwrite", action="store_true", help="replace files that exist")
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,13 +14,18 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lightning_rank import __version__
+from lightning_rank.checkpoints import check_checkpoint, is_local, shapes_in
 from lightning_rank.data.batches import QueryBatchSampler, RankingDataset
+from lightning_rank.divergence import last_checkpoint
 from lightning_rank.metrics import RankingMetrics
-from lightning_rank.pytorch_lightning import PredictionWriter, RankingModule, RankingMonitor
+from lightning_rank.pytorch_lightning import PredictionWriter, RankingModule, RankingMonitor, SafeCheckpointIO
 from lightning_rank.report.curves import plot_curves
 from lightning_rank.report.tables import print_table
 
@@ -29,6 +35,41 @@ class RankingCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(PredictionWriter, "predictions")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        if (path := self._checkpoint()) is not None:  # before anything is read from it, or made
+            check_checkpoint(path)
+            self._shapes = shapes_in(path)
+
+    def _checkpoint(self) -> Path | None:
+        """The file that ``--ckpt_path`` names, if it names one and not ``best``, ``last`` or a URL."""
+        path = self.config[self.config["subcommand"]].get("ckpt_path")
+        if path is None or not is_local(path) or path in ("best", "last", "hpc") or str(path).startswith("registry"):
+            return None
+        return Path(path)
+
+    def after_instantiate_classes(self) -> None:
+        """Refuse the checkpoint of another model, before data are read."""
+        path = self._checkpoint()
+        if path is None or path.is_dir() or not self.model.strict_loading:
+            return
+        model, kept = self.model.state_dict(), self._shapes
+        wrong = [f"{name} is missing" for name in model if name not in kept]
+        wrong += [f"{name} is not of this model" for name in kept if name not in model]
+        # Buffers may take another shape when they are loaded, as those that are learnt from data do.
+        wrong += [
+            f"{name} is {list(kept[name])}, that of the model {list(weight.shape)}"
+            for name, weight in self.model.named_parameters()
+            if name in kept and not is_lazy(weight) and kept[name] != weight.shape
+        ]
+        if wrong:
+            more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+            raise ValueError(
+                f"The checkpoint {path} is one of another model than {type(self.model).__name__} with "
+                f"{type(getattr(self.model, 'scorer', self.model)).__name__} as configured: {'; '.join(wrong[:4])}{more}. Give the "
+                "config.yaml that was written beside it."
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         callbacks: list[Callback] = list(self._get(self.config_init, "trainer.callbacks") or [])
@@ -42,7 +83,13 @@ class RankingCLI(LightningCLI):
         if not has(ModelCheckpoint) and trainer.get("enable_checkpointing") is not False:
             chosen_by = self._monitor(callbacks).logged_keys("val")[0]
             callbacks.append(
-                ModelCheckpoint(monitor=chosen_by, mode="max", filename="best-epoch={epoch}", auto_insert_metric_name=False)
+                ModelCheckpoint(
+                    monitor=chosen_by,
+                    mode="max",
+                    filename="best-epoch={epoch}",
+                    auto_insert_metric_name=False,
+                    save_last=True,
+                )
             )
         shows_progress = trainer.get("enable_progress_bar") is not False
         if shows_progress and not has(ProgressBar) and find_spec("rich") is not None:
@@ -54,11 +101,43 @@ class RankingCLI(LightningCLI):
         logger = trainer.get("logger")
         if logger is None or logger is True:
             logger = CSVLogger(trainer.get("default_root_dir") or ".")
-        return super().instantiate_trainer(callbacks=callbacks, logger=logger, **kwargs)
+        made: Any = super().instantiate_trainer(callbacks=callbacks, logger=logger, **kwargs)
+        # Strategies that spread a checkpoint over files write them in their own way.
+        if (
+            isinstance(made.strategy, SingleDeviceStrategy | DDPStrategy)
+            and type(made.strategy.checkpoint_io) is TorchCheckpointIO
+        ):
+            made.strategy.checkpoint_io = SafeCheckpointIO()
+        return made
 
     @staticmethod
     def _monitor(callbacks: list[Callback]) -> RankingMonitor:
         return next(callback for callback in callbacks if isinstance(callback, RankingMonitor))
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except SystemExit:  # how Lightning ends at Ctrl-C
+            if getattr(self, "trainer", None) is not None and (how := self._says_how_to_go_on()):
+                rank_zero_info(f"Interrupted.{how}")
+            raise
+        except RuntimeError as error:
+            # PyTorch raises it wherever the main process is when it hears of it.
+            if "DataLoader worker" not in str(error):
+                raise
+            what = str(error).strip().splitlines()[0].rstrip(". ")
+            raise ChildProcessError(
+                f"A process that makes batches has died: {what}. Out of memory? Take fewer or none (--data.num_workers 0)."
+                f"{self._says_how_to_go_on()}"
+            ) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise OSError(error.errno, f"{error.strerror}.{self._says_how_to_go_on()}") from error
+
+    def _says_how_to_go_on(self) -> str:
+        kept = last_checkpoint(self.trainer) if self.subcommand == "fit" else None
+        return f" Go on with --ckpt_path {kept}" if kept else ""
 
     def before_validate(self) -> None:
         self._needs_checkpoint()

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from lightning_rank.data.features import is_table, source_items
 from lightning_rank.data.items import Items, Queries, check_width
 from lightning_rank.data.letor import existing_file
 
-FORMAT = 1  # of the files; another number is another key
+FORMAT = 2  # of the files; another number is another key
 DTYPES = ("float32", "float16")
 _HEADER_BYTES = 128
 _COPY_ITEMS = 1 << 14  # at a time, where a file is written anew
@@ -377,11 +378,14 @@ def _write(folder: Path, source: Iterable[Items], num_features: int | None, dtyp
     documents = _Writer(folder / "document_ids.npy", "uint8"), _Writer(folder / "document_ids_ends.npy", "int64")
     queries = Queries()
     with_documents, names = False, None
+    missing: Counter[int] = Counter()  # items in which a feature is NaN, by its number
     for items in source:
         check_width(items, num_features)
         if (width := items.features.shape[1]) > (features.width or 0):
             features = _rewritten(features, np.arange(features.rows), width)
         features.add(_as_stored(items.features, features, items))
+        nan = np.isnan(items.features).sum(axis=0)
+        missing.update({int(i): int(nan[i]) for i in nan.nonzero()[0]})
         grades.add(items.grades)
         with_documents = with_documents or items.document_ids is not None
         _add_texts(*documents, items.document_ids or [""] * len(items.grades))
@@ -410,6 +414,7 @@ def _write(folder: Path, source: Iterable[Items], num_features: int | None, dtyp
     manifest = {
         "format": FORMAT, **known, "queries": len(queries.ids), "items": grades.rows, "features": features.width,
         "feature_names": names, "files": files,
+        "nan_features": {names[i] if names else str(i + 1): count for i, count in sorted(missing.items())},
     }  # fmt: skip
     with (folder / "manifest.json").open("w") as file:
         json.dump(manifest, file, indent=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _PARQUET = (".parquet", ".pq")
 _ROWS = 1 << 14  # at a time
 _INFERRED = 1000  # rows of a text file that tell which columns are numbers
+_MISSING = ("nan", "na")  # in text, beside an empty cell, in any case
 
 
 def is_table(path: str | Path) -> bool:
@@ -50,7 +52,8 @@ def table_items(
     Args:
         paths: files with the same features.
         columns: which column is the ``query``, the ``grade``, the ``document`` (need not be there), and which are the
-            ``features``, a list. What is left out is found by its usual names; the features are all other columns of numbers.
+            ``features``, a list. What is left out is found by its usual names; the features are all other columns of numbers,
+            and a warning names those of text. An empty cell, ``nan`` and ``NA`` are NaN in a feature.
         seen: called with the size of each file, once it is read.
 
     Raises:
@@ -61,27 +64,31 @@ def table_items(
     features: list[str] | None = None
     for path in map(Path, paths):
         try:
-            parts, own, rows = _scan(path, columns or {})
+            parts, own, texts, rows = _scan(path, columns or {})
             if features is not None and own != features:
                 raise ValueError(f"{path}: its features are {_few(own)}, those of the files before {_few(features)}.")
+            if features is None and texts:
+                warnings.warn(
+                    f"{path}: columns that hold no numbers are no features, and were left out: {_few(texts)}.", stacklevel=2
+                )
             features, place = own, 0
             for batch in rows.collect_batches(chunk_size=_ROWS, maintain_order=True):
                 yield _items_of(path, batch, parts, own, place)
                 place += len(batch)
         except pl.exceptions.PolarsError as error:
-            raise _explained(path, error, parts, own) from None
+            raise ValueError(f"{path}: cannot be read: {str(error).splitlines()[0]}.") from None
         if seen is not None:
             seen(path.stat().st_size)
 
 
-def _scan(path: Path, columns: Mapping[str, Any]) -> tuple[dict[str, str], list[str], pl.LazyFrame]:
-    """The column of each part, the features, and the rows, of which only these are read."""
+def _scan(path: Path, columns: Mapping[str, Any]) -> tuple[dict[str, str], list[str], list[str], pl.LazyFrame]:
+    """The column of each part, the features, columns that are neither, and the rows, of which only the first two are read."""
     pl = polars()
     if strange := columns.keys() - {"query", "grade", "document", "features"}:
         raise ValueError(f"`columns` names the query, grade, document and features, got {', '.join(sorted(strange))}.")
     separator = _SEPARATORS.get(path.suffix.lower())
-    text = {"separator": separator, "infer_schema_length": _INFERRED}
-    rows = pl.scan_parquet(path) if separator is None else pl.scan_csv(path, **text)
+    # Text is read as text: a column whose first rows are numbers, or missing, need not go on so.
+    rows = pl.scan_parquet(path) if separator is None else pl.scan_csv(path, separator=separator, infer_schema=False)
     schema = rows.collect_schema()
     listed = list(columns.get("features") or [])
     named = {part: name for part, name in columns.items() if part != "features" and name is not None}
@@ -98,25 +105,58 @@ def _scan(path: Path, columns: Mapping[str, Any]) -> tuple[dict[str, str], list[
                 f"{path}: no column is the {part} by its name; there is {_few(schema.names())}. Name it: "
                 f"columns={{{part!r}: ...}}, or --{part} COLUMN on the command line."
             )
-    numbers = [name for name, kind in schema.items() if kind.is_numeric() or kind == pl.Boolean]
-    features = listed or [name for name in numbers if name not in named.values()]
+    if separator is None:
+        numbers = [name for name, kind in schema.items() if kind.is_numeric() or kind in (pl.Boolean, pl.Null)]
+    else:
+        numbers = [column.name for column in rows.head(_INFERRED).collect() if _may_be_numbers(column)]
+    rest = [name for name in schema if name not in named.values()]
+    features = listed or [name for name in rest if name in numbers]
     if not features:
         raise ValueError(f"{path}: no column but the {', '.join(named)} holds numbers, so there are no features.")
-    if separator is not None:
-        kinds = dict.fromkeys((*features, named["grade"]), pl.Float64)
-        kinds |= {named[part]: pl.String for part in ("query", "document") if part in named}
-        rows = pl.scan_csv(path, **text, schema_overrides=kinds)
-    elif texts := [name for name in (*features, named["grade"]) if name not in numbers]:
+    if separator is None and (texts := [name for name in (*features, named["grade"]) if name not in numbers]):
         raise ValueError(f"{path}: the column {texts[0]} must hold numbers, got {schema[texts[0]]}.")
-    return named, features, rows.select(list(dict.fromkeys((*named.values(), *features))))
+    left_out = [] if listed else [name for name in rest if name not in numbers]
+    return named, features, left_out, rows.select(list(dict.fromkeys((*named.values(), *features))))
+
+
+def _may_be_numbers(column: pl.Series) -> bool:
+    """Whether a column of text holds a number, or nothing that is none: a single odd cell is an error, not a column of text."""
+    given = column.drop_nulls().str.strip_chars()
+    given = given.filter(~given.str.to_lowercase().is_in(_MISSING))
+    numbers = given.cast(polars().Float64, strict=False)
+    return numbers.null_count() < len(numbers) or not len(numbers)
+
+
+def _numbers(path: Path, batch: pl.DataFrame, names: list[str], place: int) -> pl.DataFrame:
+    """Columns as float64, null where a cell is empty; ValueError for the first one with text that is no number."""
+    pl = polars()
+    found = batch.select(pl.col(names).cast(pl.Float64, strict=False))
+    for name in names:
+        given = batch[name]
+        if given.dtype != pl.String or found[name].null_count() == given.null_count():
+            continue
+        text = given.str.strip_chars()
+        is_missing = text.str.to_lowercase().is_in(_MISSING).fill_null(False)
+        column = pl.select(pl.when(is_missing).then(float("nan")).otherwise(text.cast(pl.Float64, strict=False)))
+        numbers = column.to_series().alias(name)
+        bad = numbers.is_null() & (text.str.len_bytes() > 0).fill_null(False)
+        if bad.any():
+            message = f"the column {name} must hold numbers"
+            raise ValueError(
+                f"{_where(path, place, bad, message, given)} Correct it, or name the features that are meant: "
+                "columns={'features': [...]}, or --features COLUMN,... on the command line."
+            )
+        found = found.with_columns(numbers)
+    return found
 
 
 def _items_of(path: Path, batch: pl.DataFrame, parts: dict[str, str], features: list[str], place: int) -> Items:
     pl = polars()
-    grade = batch[parts["grade"]].cast(pl.Float32)
+    numbers = _numbers(path, batch, list(dict.fromkeys((parts["grade"], *features))), place)
+    grade = numbers[parts["grade"]].cast(pl.Float32)
     bad = grade.is_null() | ~grade.is_finite().fill_null(False)
     if bad.any():
-        raise ValueError(_where(path, place, bad, f"the {parts['grade']} must be a finite number", batch[parts["grade"]]))
+        raise ValueError(_where(path, place, bad, f"the {parts['grade']} must be a finite number", numbers[parts["grade"]]))
     if batch[parts["query"]].null_count():
         none = batch[parts["query"]].is_null()
         raise ValueError(_where(path, place, none, f"the {parts['query']} must not be empty", batch[parts["query"]]))
@@ -130,7 +170,7 @@ def _items_of(path: Path, batch: pl.DataFrame, parts: dict[str, str], features: 
         runs.append(Run(query_id, count, f"{path}, row {start + 1}"))
         start += count
     # Through float64, as numbers in LETOR text; what is missing is NaN, which `inspect` counts.
-    values = batch.select(pl.col(features).cast(pl.Float64).cast(pl.Float32).fill_null(np.nan)).to_numpy(order="c")
+    values = numbers.select(pl.col(features).cast(pl.Float32).fill_null(np.nan)).to_numpy(order="c")
     documents = None if document is None else document.to_list()
     return Items(values, grade.to_numpy(), runs, documents, starts_file=place == 0, feature_names=features)
 
@@ -138,26 +178,6 @@ def _items_of(path: Path, batch: pl.DataFrame, parts: dict[str, str], features: 
 def _where(path: Path, place: int, bad: pl.Series, message: str, column: pl.Series) -> str:
     row = int(bad.arg_max() or 0)
     return f"{path}, row {place + row + 1}: {message}, got {column[row]!r}."
-
-
-def _explained(path: Path, error: Exception, parts: dict[str, str], features: list[str]) -> ValueError:
-    """The error for a file that polars gave up on, with the first cell that is no number where that is why."""
-    pl = polars()
-    told = ValueError(f"{path}: cannot be read: {str(error).splitlines()[0]}.")
-    separator = _SEPARATORS.get(path.suffix.lower())
-    if separator is None:
-        return told
-    place = 0
-    try:
-        for batch in pl.scan_csv(path, separator=separator, infer_schema=False).collect_batches(chunk_size=_ROWS):
-            for name in (parts["grade"], *features):
-                bad = batch[name].is_not_null() & batch[name].cast(pl.Float64, strict=False).is_null()
-                if bad.any():
-                    return ValueError(_where(path, place, bad, f"the column {name} must hold numbers", batch[name]))
-            place += len(batch)
-    except pl.exceptions.PolarsError:
-        pass
-    return told
 
 
 def _few(names: Sequence[str]) -> str:

@@ -135,7 +135,18 @@ class DocumentLists:
 
     @classmethod
     def from_dict(cls: type[T], lists: Mapping[Any, Mapping[Any, float]], *, name: str = "", strict: bool = False) -> T:
-        """From ``{query: {document: value}}``; a query without documents is left out."""
+        """From ``{query: {document: value}}``; a query without documents is left out.
+
+        Raises:
+            TypeError: it is no such mapping.
+            ValueError: as ``from_columns``.
+        """
+        wrong = None if isinstance(lists, Mapping) else f"got {type(lists).__name__}"
+        for query, of_query in lists.items() if wrong is None else ():
+            if not isinstance(of_query, Mapping):
+                wrong = f"got {type(of_query).__name__} for the query {query!r}"
+        if wrong is not None:
+            raise TypeError(f"{cls.__name__}.from_dict takes {{query: {{document: {cls._value}}}}}, {wrong}.")
         return cls.from_columns(
             [query for query, of_query in lists.items() for _ in of_query],
             [document for of_query in lists.values() for document in of_query],
@@ -358,6 +369,19 @@ class Judgements(DocumentLists):
     @staticmethod
     def _repeated(number: int) -> str:
         return "repeated judgements" if number > 1 else "repeated judgement"
+
+
+def check_lists(what: str, lists: object, cls: type[DocumentLists]) -> None:
+    """Raise unless it is a ``Run``, or ``Judgements``, whichever is asked for.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(lists, cls):
+        hint = f": {cls.__name__}.from_dict makes one of a dictionary" if isinstance(lists, Mapping) else ""
+        if isinstance(lists, DocumentLists):
+            hint = ": the judgements come first, then what is judged"
+        raise TypeError(f"`{what}` must be {cls.__name__}, got {type(lists).__name__}{hint}.")
 
 
 def text_column(name: str, ids: Iterable[Any]) -> pl.Series:

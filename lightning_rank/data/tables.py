@@ -13,9 +13,11 @@ from lightning_rank.data.runs import DocumentLists, Judgements, Run, polars, tex
 from lightning_rank.data.trec import (
     is_number,
     looks_like,
+    number_of_columns,
     opened,
     read_msmarco_run,
     read_qrels,
+    read_scored_run,
     read_trec_run,
     write_trec,
     writing,
@@ -64,8 +66,10 @@ def read_run(
     ``csv``      named columns, separated by commas; ``tsv``: by tabs
     ``parquet``  columns
     ``jsonl``    an object a line
-    ``scores``   a score a line, for the items of a LETOR file in their order
+    ``scores``   ``query document score``; or a score a line, for the items of a LETOR file in their order
     ===========  ===================================================================================================
+
+    Three columns without a header are taken for those of MS MARCO: ``form="scores"`` says that they end in a score.
 
     Args:
         path: the file.
@@ -87,6 +91,8 @@ def read_run(
     if kind == "letor":
         raise ValueError(f"{path}: a LETOR file holds grades and features, no scores: it can only be the judgements.")
     if kind == "scores":
+        if number_of_columns(path) == 3:
+            return read_scored_run(path, name=name, strict=strict)
         if items is None:
             raise ValueError(
                 f"{path}: a file of scores, one a line, does not say of which documents: the judgements must be the LETOR file of "
@@ -147,6 +153,7 @@ def write_table(path: str | Path, frame: pl.DataFrame, *, form: str | None = Non
     Raises:
         ValueError: another form or ending.
         FileExistsError: a file is there and ``overwrite`` is False.
+        OSError: there is no room; what was there is untouched.
     """
     writers: dict[str, Callable[[Any], None]] = {
         "csv": lambda file: frame.write_csv(file),
@@ -154,9 +161,11 @@ def write_table(path: str | Path, frame: pl.DataFrame, *, form: str | None = Non
         "parquet": lambda file: frame.write_parquet(file),
         "jsonl": lambda file: frame.write_ndjson(file),
     }
-    write = writers[form or table_kind(path)]
+    write, whole = writers[form or table_kind(path)], io.BytesIO()
+    # Not into the file at once: polars does not tell what kept it from writing.
+    write(whole)
     with writing(path, overwrite=overwrite) as file:
-        write(file)
+        file.write(whole.getbuffer())
 
 
 def read_table(path: str | Path) -> pl.DataFrame:
@@ -390,6 +399,6 @@ def _found(path: str | Path, header: Sequence[str], columns: Mapping[str, str], 
         if part not in found and not (part == "score" and "rank" in found):
             raise ValueError(
                 f"{path}: no column is the {part} by its name; there is {', '.join(map(repr, header))}. Name it: "
-                f"columns={{{part!r}: ...}}, or --columns {part}=... on the command line."
+                f"columns={{{part!r}: ...}}, or --{'qrels' if value == 'grade' else 'run'}-columns {part}=... on the command line."
             )
     return found

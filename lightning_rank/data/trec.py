@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
+import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,6 +44,7 @@ class _Format(NamedTuple):
 _RUN = _Format("run", ("query", "Q0", "document", "rank", "score", "tag"), 0, 2, 4, True)
 _QRELS = _Format("qrels", ("query", "iteration", "document", "grade"), 0, 2, 3, False)
 _MSMARCO = _Format("MS MARCO run", ("query", "document", "rank"), 0, 1, 2, False)
+_SCORED = _Format("scores", ("query", "document", "score"), 0, 1, 2, False)
 
 
 def read_trec_run(path: str | Path, *, name: str | None = None, strict: bool = False) -> Run:
@@ -84,10 +87,26 @@ def read_qrels(path: str | Path, *, strict: bool = False) -> Judgements:
 def read_msmarco_run(path: str | Path, *, name: str | None = None, strict: bool = False) -> Run:
     """Read a run of MS MARCO, ``query document rank``; the score is minus the rank. Otherwise as ``read_trec_run``.
 
+    Raises:
+        ValueError: also for what can be no rank, as where the column holds scores: a fraction, a number below 0, one that
+            another document of the query has.
+
     Source: the MS MARCO passage ranking evaluation.
     """
     pieces = [(runs, documents, -ranks) for runs, documents, ranks in _pieces(path, _MSMARCO)]
-    return Run.from_pieces(pieces, name=_name(path) if name is None else name, strict=strict)
+    # Looked at first: of scores the order is the other way round, and so is which of repeated documents counts.
+    unfit = any(((scores > 0) | (scores != np.floor(scores))).any() for _, _, scores in pieces)
+    if not unfit:
+        run = Run.from_pieces(pieces, name=_name(path) if name is None else name, strict=strict)
+        unfit = bool(run.tied_with_above(run.order("arrival")).any())
+    if unfit:
+        raise _no_rank(path)
+    return run
+
+
+def read_scored_run(path: str | Path, *, name: str | None = None, strict: bool = False) -> Run:
+    """Read ``query document score`` without a header, plain or gzip, separated by blanks or tabs; as ``read_trec_run``."""
+    return Run.from_pieces(list(_pieces(path, _SCORED)), name=_name(path) if name is None else name, strict=strict)
 
 
 def write_trec(path: str | Path, lists: Run | Judgements, *, tag: str | None = None, overwrite: bool = True) -> None:
@@ -132,6 +151,7 @@ def writing(path: str | Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
 
     Raises:
         FileExistsError: a file is there and ``overwrite`` is False.
+        OSError: there is no room; what was at ``path`` is untouched.
     """
     path = Path(path)
     if path.exists() and not overwrite:
@@ -143,6 +163,15 @@ def writing(path: str | Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
         with opener(unfinished, "wb") as file:
             yield file
         unfinished.replace(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        kept = "what was there is as it was" if path.exists() else "nothing was left behind"
+        raise OSError(
+            error.errno,
+            f"no room to write '{path.absolute()}', where {shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free; {kept}. "
+            f"Make room, or give another place ({os.strerror(error.errno)})",
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -179,6 +208,11 @@ def looks_like(path: str | Path) -> str:
     if len(columns) == 1 and is_number(columns[0]):
         return "scores"
     return {3: "msmarco", 4: "qrels"}.get(len(columns), "trec")
+
+
+def number_of_columns(path: str | Path) -> int:
+    """Of the first line that has any."""
+    return len(_first_line(path))
 
 
 def is_number(text: str) -> bool:
@@ -247,7 +281,9 @@ def _columns(text: bytes, form: _Format, path: str | Path, before: int) -> tuple
     whole = last.null_count() == (0 if form.may_go_on else len(last))
     values = value.to_numpy()
     # A sum is the cheapest look at all values; it is also NaN for inf - inf.
-    if not whole or value.null_count() or (np.isnan(values.sum()) and np.isnan(values).any()):
+    with np.errstate(invalid="ignore"):
+        total = values.sum()
+    if not whole or value.null_count() or (np.isnan(total) and np.isnan(values).any()):
         raise _first_fault(text, form, path, before, "")
     return query.rle().struct.unnest(), document, values
 
@@ -313,6 +349,29 @@ def _first_fault(text: bytes, form: _Format, path: str | Path, before: int, erro
         if "_" in shown:
             return ValueError(f"{where}: the {name} must be a number, got {shown!r}.")
     return ValueError(f"{path}: cannot be read as a {form.what} file: {error}")
+
+
+def _no_rank(path: str | Path) -> ValueError:
+    """The error for the first line of a run of MS MARCO whose rank can be none."""
+    holder: dict[tuple[bytes, float], bytes] = {}
+    with opened(path) as file:
+        for i, line in enumerate(file, 1):
+            columns = line.split()
+            if not columns or columns[0].startswith(b"#"):
+                continue
+            query, document, shown = columns
+            rank = float(shown)
+            if rank >= 0 and rank.is_integer() and holder.setdefault((query, rank), document) == document:
+                continue
+            why = (
+                "a rank is a whole number" if rank < 0 or not rank.is_integer()
+                else f"two documents of the query {query.decode()!r} have it"
+            )  # fmt: skip
+            return ValueError(
+                f"{path}:{i}: three columns are read as query, document and rank, but {shown.decode()!r} can be no rank: {why}. "
+                "If it is a score, the higher the better, say so: --run-format scores, or form='scores'."
+            )
+    raise AssertionError("every rank is one")
 
 
 def _hint(raw: bytes, columns: int, form: _Format) -> str:

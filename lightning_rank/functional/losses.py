@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -135,7 +136,7 @@ LOSSES: dict[str, LossSpec] = {
 def find_loss(name: str) -> LossSpec:
     """The row of a loss by its name, with or without ``_loss``."""
     try:
-        return LOSSES[name.removesuffix("_loss")]
+        return LOSSES[name.lower().removesuffix("_loss")]
     except KeyError:
         raise unknown("loss", name, tuple(LOSSES)) from None
 
@@ -230,6 +231,7 @@ def on_lists(spec: LossSpec) -> Callable[..., Tensor]:
         for column in score.unbind(-1) if spec.logits else (score,):
             check_scores(lists, column)
         check_grades(lists, target)
+        _note_negative(target)
         score, target, bad = _without_nan(spec, lists, score, target)
         dtype = value_dtype(preds)
         query_weight = _checked_weight(query_weight, torch.Size((lists.num_queries,)), dtype)
@@ -254,6 +256,16 @@ def on_lists(spec: LossSpec) -> Callable[..., Tensor]:
     loss.__module__ = "lightning_rank.functional"  # where pickle finds it
     loss.__doc__ = _doc(spec)
     return loss
+
+
+def _note_negative(target: Tensor) -> None:
+    """Say that grades below 0 count as 0, where looking is free: -1 is often padding that no mask tells of."""
+    if values_are_free(target) and target.numel() and target.min() < 0:
+        # Always the same words from the same line, which Python says once.
+        warnings.warn(
+            "Some items have a grade below 0, which counts as 0: not relevant. If those are padding, give a `mask`.",
+            stacklevel=1,
+        )
 
 
 def _without_nan(spec: LossSpec, lists: Lists, score: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

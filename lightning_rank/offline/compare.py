@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lightning_rank.conventions import check_number, check_top_k
-from lightning_rank.data.runs import Judgements, Run, pandas, polars
+from lightning_rank.data.runs import Judgements, Run, check_lists, pandas, polars
 from lightning_rank.offline.evaluate import Evaluation, aligned, evaluate, html_table
 from lightning_rank.offline.measures import Measure, parse_measures
 from lightning_rank.offline.text import latex, markdown
@@ -37,7 +37,7 @@ class Difference(NamedTuple):
         result: the paired comparison, candidate - baseline.
         pvalue: corrected over all measures and runs compared.
         wins, losses: queries on which the candidate is better, worse, whichever way the measure goes.
-        depth: k of the counts below: the cutoff of the measure.
+        depth: k of the counts below: the cutoff of the measure, 10 where it has none.
         unjudged_wins: documents among the first k that nobody judged, per query that the candidate wins: of the baseline, of
             the candidate.
         unjudged_losses: the same on the queries that it loses.
@@ -60,8 +60,8 @@ class Agreement(NamedTuple):
 
     Attributes:
         baseline, candidate: names of the runs.
-        rbo: mean rank-biased overlap over the queries that either run has.
-        tau: mean Kendall's tau-b over the queries where it is defined, on the documents that both retrieved.
+        rbo: mean rank-biased overlap over the queries compared, those that neither run has left out.
+        tau: mean Kendall's tau-b over those where it is defined, on the documents that both retrieved.
         depth: documents of each query that were looked at.
         p: of the overlap.
     """
@@ -181,7 +181,10 @@ class Comparison:
         ]  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; what is undefined or infinite is None."""
+        """Plain data, for JSON; what is undefined or infinite is None.
+
+        Of each difference ``pvalue`` is corrected over all comparisons, and ``test.pvalue`` that of its test alone.
+        """
 
         def plain(value: Any) -> Any:
             if isinstance(value, float):
@@ -235,7 +238,8 @@ class Comparison:
         """Draw the difference on each query, from the largest down, and the mean with its interval.
 
         Args:
-            measure, candidate: None takes the first.
+            measure: None takes the first.
+            candidate: None draws a panel for each.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed (the extra ``plot``).
@@ -265,11 +269,17 @@ class Comparison:
         """What must be known to read the table."""
         first = self.differences[0]
         level = f"{(1 - first.result.alpha) * 100:g} %"
+        test = first.result.test
+        by = "BCa bootstrap" if test == "bootstrap" else "t"
+        seed = f"; seed {self.seed}" if test in ("randomization", "bootstrap") else ""
+        measures = [self.measure(name) for name in dict.fromkeys(d.measure for d in self.differences)]
+        whole = ", ".join(m.name for m in measures if m.top_k is None)
+        cutoff = f"the measure's cutoff; {SHOWN} for {whole}, which has none" if whole else "the measure's cutoff"
         lines = [
-            f"{first.result.n:,} queries; difference is candidate - baseline with its {level} interval; p of the paired "
-            f"{first.result.test} test, corrected over {len(self.differences)} comparisons; seed {self.seed}",
-            "unjudged in wins: documents among the first k (the measure's cutoff) that nobody judged, per query won, baseline -> "
-            "candidate: a run that retrieves what nobody judged is underrated",
+            f"{first.result.n:,} queries; difference is candidate - baseline; {level} interval of the mean difference by {by}; p "
+            f"of the paired {test} test, corrected over {len(self.differences)} comparisons{seed}",
+            f"unjudged in wins: documents among the first k ({cutoff}) that nobody judged, per query won, baseline -> candidate: a "
+            "run that retrieves what nobody judged is underrated",
         ]
         if dropped := max(d.result.dropped for d in self.differences):
             lines.append(f"{dropped:,} queries have a value in one run only, and were left out")
@@ -333,7 +343,8 @@ def compare(
         options: of ``evaluate``, such as ``convention="trec_eval"``.
 
     Raises:
-        ValueError: fewer than two runs, names that are equal, a measure that is no mean over queries; as ``evaluate``.
+        ValueError: fewer than two runs, names that are equal, a measure that is no mean over queries, fewer than two queries
+            that both runs have a value for; as ``evaluate``.
 
     Example:
         >>> judged = Judgements.from_dict({f"q{i}": {"a": 1, "b": 0} for i in range(4)})
@@ -342,6 +353,8 @@ def compare(
         >>> compare(judged, [old, new], "mrr")["mrr"].result.difference
         0.25
     """
+    for run in runs.values() if isinstance(runs, Mapping) else runs:
+        check_lists("runs", run, Run)
     named = dict(runs) if isinstance(runs, Mapping) else {run.name: run for run in runs}
     if len(named) < len(runs) or "" in named:
         raise ValueError(f"Runs must have names of their own, got {', '.join(repr(run.name) for run in runs)}.")  # type: ignore[union-attr]
@@ -364,10 +377,18 @@ def compare(
     for candidate in candidates:
         for measure in parsed:
             values = [evaluated[name].per_query(measure.name) for name in (baseline, candidate)]
+            if (both := len(values[0].keys() & values[1].keys())) < 2:
+                raise ValueError(
+                    f"At least 2 queries are needed to compare runs, but {measure.name} has a value of both {baseline!r} and "
+                    f"{candidate!r} for {both}."
+                )
             result = paired(*values, test=test, alpha=alpha, resamples=resamples, seed=seed, missing="drop")
             differences.append(_difference(measure, evaluated[baseline], evaluated[candidate], result))
     corrected = adjust([d.result.pvalue for d in differences], method=correction)
-    shown = {name: replace(result, measures=tuple(parsed)) for name, result in evaluated.items()}
+    shown = {
+        name: replace(result, measures=tuple(parsed), values={m.name: result.values[m.name] for m in parsed})
+        for name, result in evaluated.items()
+    }
     return Comparison(
         shown,
         tuple(d._replace(pvalue=float(value)) for d, value in zip(differences, corrected, strict=True)),
@@ -396,21 +417,21 @@ def _difference(measure: Measure, a: Evaluation, b: Evaluation, result: PairedCo
 
 
 def _agreement(a: Evaluation, b: Evaluation, depth: int, p: float) -> Agreement:
-    """Overlap and tau of the first documents of every judged query."""
+    """Overlap and tau of the first documents of every query that is compared."""
     pl = polars()
     assert a.rankings is not None
     assert b.rankings is not None
-    number = {query: i for i, query in enumerate(dict.fromkeys([*a.query_ids, *b.query_ids]))}
+    of_b = set(b.query_ids)
+    number = {query: i for i, query in enumerate(query for query in a.query_ids if query in of_b)}
     frames, lengths = [], []
     for result in (a, b):
         rankings = result.rankings
         assert rankings is not None
-        query = np.array([number[q] for q in result.query_ids])
         rank = rankings.tied_ranks(depth)
-        frames.append(
-            pl.DataFrame({"query": query[rank.query], "document": rank.documents, "first": rank.first, "size": rank.size})
-        )
-        lengths.append(np.bincount(query[rank.query], minlength=len(number)))
+        query = np.array([number.get(q, -1) for q in result.query_ids])[rank.query]
+        frame = pl.DataFrame({"query": query, "document": rank.documents, "first": rank.first, "size": rank.size})
+        frames.append(frame.filter(pl.col("query") >= 0))
+        lengths.append(np.bincount(query[query >= 0], minlength=len(number)))
     both = frames[0].join(frames[1], on=["query", "document"], how="inner", maintain_order="left", suffix="_b")
     query = both["query"].to_numpy()
     first = (both["first"].to_numpy(), both["first_b"].to_numpy())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lightning_rank.conventions import TIES, check_choice, check_number, check_top_k, preset
-from lightning_rank.data.runs import Judgements, Run, pandas, polars
+from lightning_rank.data.runs import Judgements, Run, check_lists, pandas, polars
 from lightning_rank.entries import SHARED_OPTIONS, Entry, MetricSpec, resolve, values_of
 from lightning_rank.offline.measures import Measure, all_metrics, graded_rbp, parse_measures
 from lightning_rank.offline.plain import PLAIN, JudgedByGrade, PlainRanking
@@ -42,7 +42,8 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: the mean; the sum for counts; the geometric mean where that is the measure.
-        low, high: ends of the interval of the mean (Student's t); NaN for what is no mean, and for a single query.
+        low, high: ends of the interval of the mean (Student's t), cut at 0 and 1 where no value can lie beyond; NaN for what is
+            no mean, and for a single query.
         num_queries: queries that count.
     """
 
@@ -119,7 +120,11 @@ class Evaluation:
             return Estimate(float(values.sum()), math.nan, math.nan, n)
         if measure.over_queries == "geometric":
             return Estimate(float(np.exp(np.log(values.clip(LEAST)).mean())) if n else math.nan, math.nan, math.nan, n)
-        return Estimate(*_mean(values, self.level), n)
+        mean, low, high = _mean(values, self.level)
+        if measure.bounded:
+            # With NaN first, max and min keep it. The mean itself may be 1 + 1e-16.
+            low, high = max(low, min(mean, 0.0)), min(high, max(mean, 1.0))
+        return Estimate(mean, low, high, n)
 
     @property
     def summary(self) -> dict[str, Estimate]:
@@ -240,12 +245,15 @@ def evaluate(
         options: of the metrics, such as ``gain="linear"``, ``ties="stable"`` or ``empty_target_action="skip"``.
 
     Raises:
+        TypeError: no ``Judgements``, no ``Run``.
         ValueError: an unknown measure, an option that means nothing for any of them, no query in common, a missing query
             under ``missing="error"``.
 
     Warns:
         UserWarning: no document retrieved is judged, as where ids are written in two ways.
     """
+    check_lists("judgements", judgements, Judgements)
+    check_lists("run", run, Run)
     parsed = parse_measures(measures)
     if convention == "trec_eval":
         parsed = [replace(m, metric=None, of=graded_rbp(m.top_k)) if m.metric == "rbp" else m for m in parsed]
@@ -313,7 +321,7 @@ def _entries(
     if ties != "stable" and (strict := [m.name for m in parsed if m.needs_order]):
         raise ValueError(
             f"The order of tied documents matters to {', '.join(strict[:2])}, of which no expectation over ties is known: "
-            "use convention='trec_eval' or ties='stable'."
+            "use convention='trec_eval' or ties='stable' (--convention trec_eval or --ties stable)."
         )
     found = iter(resolved)
     entries = [None if m.metric is None else next(found) for m in parsed]

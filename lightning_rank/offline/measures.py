@@ -40,6 +40,7 @@ class Measure:
         is_count: values are whole numbers.
         needs_order: it is no expectation under ties, and so needs an order of tied documents.
         higher_is_better: False where a smaller value is better.
+        bounded: whether the value of a query lies in [0, 1].
     """
 
     name: str
@@ -51,6 +52,7 @@ class Measure:
     is_count: bool = False
     needs_order: bool = False
     higher_is_better: bool = True
+    bounded: bool = True
 
 
 # What only trec_eval has; written so that tensors and arrays do --------------------------------------------------------
@@ -195,7 +197,7 @@ _PLAIN: dict[str, Measure] = {
         Measure("set_relative_P", "set_relative_P", of=_set_relative),
         Measure("set_map", "set_map", of=_set_map),
         Measure("set_F", "set_F", of=_set_f),
-        Measure("utility", "utility", of=_utility(1, -1, 0)),
+        Measure("utility", "utility", of=_utility(1, -1, 0), bounded=False),
         Measure("binG", "binG", of=_discounted_by_others, needs_order=True),
         Measure("11pt_avg", "11pt_avg", of=_mean_precision_at([i / 10 for i in range(11)]), needs_order=True),
         Measure("rbp_resid", "rbp_resid", of=_rbp_residual, higher_is_better=False),
@@ -282,11 +284,13 @@ def _parsed(name: str) -> Sequence[Measure]:
     base = name.partition("@")[0]
     table = PLAIN if base in _names(PLAIN) else all_metrics()
     if base not in _names(table):
+        if base.lower() != base and base.lower() in (*table, *_PLAIN, *_FAMILIES, *_TREC_CUT, *_TREC_NAMES):
+            return _parsed(name.lower())
         known = (*table, *SETS, *_PLAIN, *_TREC_NAMES, *_TREC_CUT, *_FAMILIES)
         raise unknown("measure", name, tuple(dict.fromkeys(known)))
     spec, top_k = parse_name(name, table)
     trec = _OF_METRIC.get(spec.name, spec.name) if top_k is None else f"{_CUT_OF_METRIC.get(spec.name, spec.name)}_{top_k}"
-    return [Measure(name, trec, spec.name, top_k, higher_is_better=spec.higher_is_better)]
+    return [Measure(name, trec, spec.name, top_k, higher_is_better=spec.higher_is_better, bounded=spec.bounded)]
 
 
 def _with_numbers(family: str, text: str) -> Measure:
@@ -302,7 +306,7 @@ def _with_numbers(family: str, text: str) -> Measure:
                 "utility takes four numbers, for each relevant document retrieved, each other one retrieved, each relevant one "
                 f"missed, and 0 for all others, whose number nobody knows, as in 'utility_2,-1,0,0'; got {name!r}."
             )
-        return Measure(name, name, of=_utility(*numbers[:3]))
+        return Measure(name, name, of=_utility(*numbers[:3]), bounded=False)
     if not numbers or not all(0 <= x <= 1 for x in numbers):
         raise ValueError(f"11pt_avg takes shares of recall between 0 and 1, as in '11pt_avg_.25,.5,.75', got {name!r}.")
     return Measure(name, name, of=_mean_precision_at(numbers), needs_order=True)

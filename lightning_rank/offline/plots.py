@@ -37,22 +37,34 @@ def intervals(result: Evaluation) -> Figure:
 
 
 def differences(result: Comparison, measure: str | None, candidate: str | None) -> Figure:
-    """A bar per query, candidate - baseline, from the largest down; the mean and its interval across."""
-    of = result[(measure or result.differences[0].measure, candidate or result.differences[0].candidate)]
-    old, new = (result.evaluations[name].per_query(of.measure) for name in (of.baseline, of.candidate))
-    changes = [new[query] - old[query] for query in old if query in new]
-    title = f"{of.measure}: {of.candidate} - {of.baseline}"
-    return difference_bars(changes, of.result, title, higher_is_better=result.measure(of.measure).higher_is_better)
+    """A bar per query, candidate - baseline, from the largest down; the mean and its interval across; a panel per candidate."""
+    measure = measure or result.differences[0].measure
+    candidates = [candidate] if candidate else [agreement.candidate for agreement in result.agreements]
+    figure, *panels = _figure(3.6, len(candidates))
+    for axes, name in zip(panels, candidates, strict=True):
+        of = result[measure, name]
+        old, new = (result.evaluations[run].per_query(measure) for run in (of.baseline, name))
+        changes = [new[query] - old[query] for query in old if query in new]
+        title = f"{measure}: {name} - {of.baseline}"
+        _draw_differences(axes, changes, of.result, title, higher_is_better=result.measure(measure).higher_is_better)
+    return figure
 
 
 def difference_bars(
     changes: Sequence[float], result: PairedComparison, title: str, *, higher_is_better: bool = True
 ) -> Figure:
     """A bar for the difference on each query, from the largest down; the mean and its interval across."""
+    figure, axes = _figure(3.6)
+    _draw_differences(axes, changes, result, title, higher_is_better=higher_is_better)
+    return figure
+
+
+def _draw_differences(
+    axes: Any, changes: Sequence[float], result: PairedComparison, title: str, *, higher_is_better: bool
+) -> None:
     bars = np.sort(np.asarray(changes, dtype=np.float64))[::-1]
     better = 1 if higher_is_better else -1
     won, lost = int((bars * better > TIE).sum()), int((bars * better < -TIE).sum())
-    figure, axes = _figure(3.6)
     axes.bar(np.arange(len(bars)), bars, width=1, color=np.where(bars * better > 0, WIN, LOSS))
     axes.axhspan(result.low, result.high, color="0.5", alpha=0.3)
     axes.axhline(result.difference, color="0.2", linestyle="--")
@@ -60,7 +72,6 @@ def difference_bars(
         title=_plain(f"{title}, mean {result.difference:+.4f}"),
         xlabel=f"queries: {won:,} won, {len(bars) - won - lost:,} tied, {lost:,} lost", ylabel="difference",
     )  # fmt: skip
-    return figure
 
 
 def value_bars(values: Sequence[float], title: str) -> Figure:
@@ -78,9 +89,11 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _figure(height: float) -> tuple[Figure, Any]:
-    figure = extra("matplotlib.figure", "Plots need", "plot").Figure(figsize=(6, height), layout="constrained")
-    axes = figure.subplots()
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    return figure, axes
+def _figure(height: float, panels: int = 1) -> tuple[Any, ...]:
+    """A figure and its panels, one below the other, each so many inches high."""
+    figure = extra("matplotlib.figure", "Plots need", "plot").Figure(figsize=(6, height * panels), layout="constrained")
+    all_axes = figure.subplots(panels, squeeze=False)[:, 0]
+    for axes in all_axes:
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    return figure, *all_axes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -63,7 +64,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequen
 
 def latex(header: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
     """A LaTeX tabular for the package booktabs, the notes as comments."""
-    body = [" & ".join(map(_tex, row)) + r" \\" for row in rows]
+    body = [" & ".join([_tex(row[0]), *map(_tex_numbers, row[1:])]) + r" \\" for row in rows]
     return "\n".join(
         [
             *(f"% {note}" for note in notes),
@@ -85,3 +86,8 @@ _TEX = str.maketrans(
 
 def _tex(text: str) -> str:
     return text.translate(_TEX)
+
+
+def _tex_numbers(text: str) -> str:
+    """With arrows, and minus signs for the hyphens before numbers, but for the dashes of ``--``."""
+    return re.sub(r"(?<![\w-])-(?=[\d.])|(?<=\de)-(?=\d)", "$-$", _tex(text).replace("->", r"$\to$"))

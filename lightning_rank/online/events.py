@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ TEXTS = ("user", "session", "search", "query", "document", "arm")
 NEEDED = ("timestamp", "user", "event")
 SECOND = 1_000_000
 """Times are whole microseconds, so that a window of 30 seconds is one."""
+OTHER = "event "
+"""Of the counts by name, before the name of an event that is ignored."""
 LATEST = 100_000_000_000
 """Seconds that no log has: the year 5138. A log in milliseconds has them."""
 
@@ -43,7 +46,7 @@ class LogCounts(Result):
 
     Attributes:
         rows: rows read.
-        ignored: rows with other names of events, left out.
+        ignored: rows with other names of events, left out; ``ignored_events``: their number by name.
         duplicates: copies of an event (same user, time, event, search and result) and second ``search`` rows of a search, left
             out.
         repeated_impressions: impressions of a result that its search had shown already; a result counts once.
@@ -63,10 +66,30 @@ class LogCounts(Result):
     without_search: int = 0
     never_shown: int = 0
     mixed_users: int = 0
+    ignored_events: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int]) -> LogCounts:
+        """From counts by name, those of ignored events after ``OTHER``."""
+        others = {name.removeprefix(OTHER): n for name, n in counts.items() if name.startswith(OTHER)}
+        known = {name: n for name, n in counts.items() if not name.startswith(OTHER)}
+        return cls(**known, ignored_events=dict(sorted(others.items(), key=lambda pair: (-pair[1], pair[0]))))
 
     def __str__(self) -> str:
-        found = [f"{value:,} {name.replace('_', ' ')}" for name, value in self.to_dict().items() if value or name == "rows"]
+        found = []
+        for name, value in self.to_dict().items():
+            if name != "ignored_events" and (value or name == "rows"):
+                events = f" ({self._others()})" if name == "ignored" and self.ignored_events else ""
+                found.append(f"{value:,} {name.replace('_', ' ')}{events}")
         return ", ".join(found)
+
+    def _others(self) -> str:
+        shown = []
+        for name, n in list(self.ignored_events.items())[:5]:
+            near = get_close_matches(name.strip().lower(), EVENTS, n=1, cutoff=0.75)
+            shown.append(f"{name!r} {n:,}{f', is it {near[0]!r}?' if near else ''}")
+        rest = len(self.ignored_events) - len(shown)
+        return "; ".join(shown) + (f"; {rest:,} more" if rest else "")
 
 
 def frame_of(events: Any) -> polars.DataFrame:
@@ -81,6 +104,11 @@ def frame_of(events: Any) -> polars.DataFrame:
     if isinstance(events, Sequence):
         if not events:
             raise ValueError("`events` must have columns; an empty list has none. Leave it out.")
+        if strange := [row for row in events if not isinstance(row, Mapping)]:
+            raise ValueError(
+                f"`events` must be a table; a list must have a mapping per row, got {strange[0]!r}. Ratings alone are for "
+                "`Satisfaction.update`."
+            )
         names = dict.fromkeys(name for row in events for name in row)
         return pl.DataFrame({name: _entries(pl, [row.get(name) for row in events]) for name in names}, strict=False)
     if hasattr(events, "columns") and hasattr(events, "to_dict"):
@@ -121,6 +149,8 @@ def normalised(frame: polars.DataFrame, needed: Sequence[str] = ()) -> tuple[pol
     frame = frame.with_columns(kind.alias("kind"))
     if kind.null_count():
         counts["ignored"] = kind.null_count()
+        names = frame["event"].cast(pl.String).filter(kind.is_null()).fill_null("").value_counts()
+        counts.update({f"{OTHER}{name}": n for name, n in names.iter_rows()})
         frame = frame.filter(pl.col("kind").is_not_null())
     times = _microseconds(pl, frame["timestamp"])
     columns = [times.alias("t"), frame["kind"]]

@@ -76,6 +76,12 @@ def _weights(weights: Any) -> list[float]:
     return checked
 
 
+def same_shares(a: Mapping[Any, float], b: Mapping[Any, float]) -> bool:
+    """Whether two mappings from arms to weights split the users alike, whatever the weights sum to."""
+    total_a, total_b = sum(a.values()), sum(b.values())
+    return a.keys() == b.keys() and all(math.isclose(a[arm] / total_a, b[arm] / total_b) for arm in a)
+
+
 @dataclass(frozen=True)
 class Comparison(Result):
     """An arm against the control, b - a.
@@ -244,7 +250,7 @@ class Experiment:
     def __or__(self, other: Experiment) -> Experiment:
         if not isinstance(other, Experiment):
             return NotImplemented
-        if (self.weights, self.control, self._mixed) != (other.weights, other.control, other._mixed):
+        if not same_shares(self.weights, other.weights) or (self.control, self._mixed) != (other.control, other._mixed):
             raise ValueError("Experiments with the same arms, weights and control can be merged.")
         if self._columns and other._columns and self._columns != other._columns:
             raise ValueError(f"Both must have the same columns, got {listed(self._columns)} and {listed(other._columns)}.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from lightning_rank.online.experiment import Comparison, Experiment, Novelty, novelty
+from lightning_rank.online.experiment import Comparison, Experiment, Novelty, novelty, same_shares
 from lightning_rank.stats import (
     AlwaysValid,
     SampleRatio,
@@ -51,6 +51,11 @@ class Measure:
     margin: float | None = None
     lower_is_better: bool = False
 
+    @property
+    def metric(self) -> str:
+        """What is compared, in words: ``"clicks / searches"``."""
+        return f"{self.numerator} / {self.denominator}" if self.denominator else self.numerator
+
 
 @dataclass(frozen=True)
 class ExperimentPlan(Result):
@@ -66,7 +71,7 @@ class ExperimentPlan(Result):
         sequential: ``"none"`` (one look, at the end), ``"always-valid"``, ``"pocock"`` or ``"obrien-fleming"``.
         looks: planned looks of the latter two.
         tau: of the always-valid test.
-        n_smallest: users of the smallest arm at the end; ``n_total``: of all.
+        n_smallest: users of the smallest arm at the end, rounded up as in each arm; ``n_total``: of all.
         days: whole weeks; None where nobody said how many users come a day.
     """
 
@@ -91,7 +96,8 @@ class ExperimentPlan(Result):
         looks = "" if self.sequential == "none" else f", {self.sequential}"
         return (
             f"{self.n_total:,} users ({self.n_smallest:,} in the smallest of {len(self.arms)} arms){time}, to find "
-            f"{show(self.effect, True)} of {self.primary.numerator} with power {show(self.power)} at {show(self.alpha)}{looks}"
+            f"{show(self.effect, True)} (absolute) in {self.primary.metric} with power {show(self.power)} at "
+            f"{show(self.alpha)}{looks}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def plan(
     Example:
         >>> clicked = Measure("clicked", kind="proportion")
         >>> print(plan(["old", "new"], clicked, baseline=0.05, effect=0.01, eligible_per_day=1500))
-        16,316 users (8,158 in the smallest of 2 arms), 14 days, to find +0.01 of clicked with power 0.8 at 0.05
+        16,316 users (8,158 in the smallest of 2 arms), 14 days, to find +0.01 (absolute) in clicked with power 0.8 at 0.05
     """
     weights = Experiment(arms).weights
     primary = _measure("primary", primary)
@@ -233,11 +239,13 @@ def plan(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
-    smallest = math.floor(high * min(shares))
-    days = None if eligible_per_day is None else duration(high, eligible_per_day).days
+    # An arm has whole users; what is above a whole number by rounding only is that number.
+    users = [math.ceil(high * share * (1 - 1e-12)) for share in shares]
+    n_total = sum(users)
+    days = None if eligible_per_day is None else duration(n_total, eligible_per_day).days
     return ExperimentPlan(
         weights, primary, rails, others, effect, alpha, power, alternative, adjust, sequential, looks,
-        tau if sequential == "always-valid" else None, smallest, high, days,
+        tau if sequential == "always-valid" else None, min(users), n_total, days,
     )  # fmt: skip
 
 
@@ -422,7 +430,7 @@ def evaluate_plan(
     Raises:
         ValueError: other arms than planned, a metric that the data lack, an arm with fewer than two users.
     """
-    if dict(experiment.weights) != dict(plan.arms) or experiment.arms[0] != next(iter(plan.arms)):
+    if not same_shares(experiment.weights, plan.arms) or experiment.arms[0] != next(iter(plan.arms)):
         raise ValueError(f"The experiment must have the planned arms {dict(plan.arms)}, got {experiment.weights}.")
     seen = experiment.days()
     if days is None and seen:
@@ -480,6 +488,7 @@ def evaluate_files(
     days: float | None = None,
     look: int | None = None,
     mixed: str = "refuse",
+    columns: Mapping[str, str] | None = None,
 ) -> ExperimentReport:
     """``evaluate_plan`` of a saved plan (JSON) and of files (CSV or Parquet) with a row per user, or per user and day.
 
@@ -490,6 +499,7 @@ def evaluate_files(
         plan_path: the plan; ``data``: the files.
         days, look: see ``evaluate_plan``.
         mixed: users in two arms are an error (``"refuse"``) or left out (``"exclude"``).
+        columns: what ``arm``, ``unit`` and ``day`` are called in the files, where it is something else.
 
     Raises:
         ValueError: a column that is missing; see ``evaluate_plan``.
@@ -500,21 +510,29 @@ def evaluate_files(
     plan = ExperimentPlan.load(plan_path)
     measures = [plan.primary, *plan.guardrails.values(), *plan.secondary.values()]
     fields = [name for m in measures for name in (m.numerator, m.denominator, m.covariate) if name is not None]
-    columns = list(dict.fromkeys(fields))
+    fields = list(dict.fromkeys(fields))
+    called = dict(columns or {})
+    for role in called:
+        check_choice("columns", role, ("arm", "unit", "day"))
+    arms, days_of = called.get("arm", "arm"), called.get("day", "day")
     experiment = Experiment(plan.arms, mixed=mixed)
     for path in data:
         try:
             rows = pl.read_parquet(path) if Path(path).suffix == ".parquet" else pl.read_csv(path, try_parse_dates=True)
         except pl.exceptions.PolarsError as error:
             raise ValueError(f"{path} must be CSV or Parquet: {error}.") from error
-        unit = next((name for name in ("unit", "user") if name in rows.columns), "unit")
-        if missing := [name for name in ("arm", unit, *columns) if name not in rows.columns]:
-            raise ValueError(f"{path} must have the column {missing[0]!r}, got {', '.join(rows.columns)}.")
-        if "day" in rows.columns and rows["day"].dtype.is_temporal():
-            rows = rows.with_columns(pl.col("day").cast(pl.Date).to_physical().cast(pl.Int64))
-        for (arm,), part in rows.partition_by("arm", as_dict=True).items():
-            day = part["day"].to_numpy() if "day" in part.columns else None
-            experiment.update(arm, part[unit].to_list(), day=day, **{name: part[name].to_numpy() for name in columns})
+        unit = called.get("unit") or next((name for name in ("unit", "user") if name in rows.columns), "unit")
+        asked = (arms, unit, *([days_of] if "day" in called else []), *fields)
+        if missing := [name for name in asked if name not in rows.columns]:
+            hint = (
+                " Say which one it is by `columns`, --arm-column or --unit-column." if missing[0] in ("arm", "unit") else ""
+            )
+            raise ValueError(f"{path} must have the column {missing[0]!r}, got {', '.join(rows.columns)}.{hint}")
+        if days_of in rows.columns and rows[days_of].dtype.is_temporal():
+            rows = rows.with_columns(pl.col(days_of).cast(pl.Date).to_physical().cast(pl.Int64))
+        for (arm,), part in rows.partition_by(arms, as_dict=True).items():
+            day = part[days_of].to_numpy() if days_of in part.columns else None
+            experiment.update(arm, part[unit].to_list(), day=day, **{name: part[name].to_numpy() for name in fields})
     return evaluate_plan(plan, experiment, days=days, look=look)
 
 

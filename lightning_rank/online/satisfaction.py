@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,12 +128,16 @@ class Satisfaction(Signal):
         Raises:
             ValueError: a rating off the scale, ratings and booleans together, more entries than people asked.
         """
+        if isinstance(ratings, Mapping) or hasattr(ratings, "columns"):
+            kind = type(ratings).__name__
+            raise ValueError(f"`ratings` must be the ratings alone, such as [5, 4, None], got a table, {kind}. {ROWS}")
         entries = list(ratings)
         answers = [entry for entry in entries if entry is not None and not (is_number(entry) and math.isnan(entry))]
         yes_or_no = sum(not is_number(answer) and answer in (True, False) for answer in answers)
         for answer in answers:
             if not is_number(answer) and answer not in (True, False):
-                raise ValueError(f"A rating must be a number, true or false, got {answer!r}.")
+                advice = f" {ROWS}" if isinstance(answer, Mapping) else ""
+                raise ValueError(f"A rating must be a number, true or false, got {answer!r}.{advice}")
             if is_number(answer) and not self.scale[0] <= answer <= self.scale[1]:
                 raise ValueError(self._off_scale(answer))
         if invited is not None:
@@ -208,5 +212,6 @@ class Satisfaction(Signal):
         return CustomerSatisfaction(rate, *interval, int(satisfied), int(total), mean, response, worst, best, alpha)
 
 
+ROWS = "The rows of a log are for `update_events`."
 MIXED = "Ratings must be numbers on the scale or booleans, not both."
 _BATCH, _UNKNOWN = "\x1fbatch", "\x1fbatch of unknown size"

@@ -50,7 +50,8 @@ class Rate(Result):
 
     Attributes:
         value: numerator / denominator; NaN where nothing was seen.
-        low, high: normal interval by the delta method over users; NaN with fewer than two.
+        low, high: normal interval by the delta method over users, which may reach beyond 0 and 1, where it is
+            shown as cut; NaN with fewer than two.
         numerator, denominator: the sums; of a mean of users' rates the sum of the rates and the number of users.
         users: users with a denominator above 0.
         alpha: 1 - the level of the interval.
@@ -65,7 +66,7 @@ class Rate(Result):
     alpha: float
 
     def __str__(self) -> str:
-        interval = f"[{show(self.low)}, {show(self.high)}] at {show(100 * (1 - self.alpha))} %"
+        interval = f"[{show(max(self.low, 0.0))}, {show(min(self.high, 1.0))}] at {show(100 * (1 - self.alpha))} %"
         return f"{show(self.value)} {interval} ({self.numerator:,.6g} / {self.denominator:,.6g}, {self.users:,} users)"
 
 
@@ -259,7 +260,7 @@ class _Accumulator:
 
     def counts(self) -> LogCounts:
         """What was found in the log, and what was left out."""
-        return LogCounts(**self._tables()[2])
+        return LogCounts.of(self._tables()[2])
 
     def arms(self) -> list[str]:
         """The arms that were seen, sorted."""
@@ -616,7 +617,7 @@ class Signals(_Accumulator):
         ...     "event": ["search", "impression", "click", "search"], "position": [None, 1, 1, None],
         ... })
         >>> print(signals.compute()["bounce"])
-        0.5 [-0.48, 1.48] at 95 % (1 / 2, 2 users)
+        0.5 [0, 1] at 95 % (1 / 2, 2 users)
     """
 
     def __init__(

@@ -135,7 +135,10 @@ class SampleRatio(Result):
 
     def __str__(self) -> str:
         verdict = "MISMATCH: the assignment or the log is broken" if self.mismatch else "as planned"
-        return f"sample ratio {verdict}: chi-square = {show(self.statistic)}, df = {self.df}, {show_p(self.pvalue)}"
+        place = f"{'' if self.pvalue < self.alpha else 'not '}below {show(self.alpha)}"
+        return (
+            f"sample ratio {verdict}: chi-square = {show(self.statistic)}, df = {self.df}, {show_p(self.pvalue)}, {place}"
+        )
 
 
 def wilson(successes: int, n: int, *, alpha: float = 0.05) -> Proportion:
@@ -289,7 +292,7 @@ def sample_ratio(counts: Any, expected: Any = None, *, alpha: float = 0.001) -> 
 
     Example:
         >>> print(sample_ratio({"old": 821_588, "new": 815_482}, {"old": 0.5, "new": 0.5}))
-        sample ratio MISMATCH: the assignment or the log is broken: chi-square = 22.77, df = 1, p = 1.82e-06
+        sample ratio MISMATCH: the assignment or the log is broken: chi-square = 22.77, df = 1, p = 1.82e-06, below 0.001
     """
     alpha = probability("alpha", alpha)
     arms: list[Any] | None = None

@@ -11,11 +11,12 @@ from unittest import mock
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightning_rank.data import runs, trec
 from lightning_rank.data.runs import Judgements, Run
+from lightning_rank.data.tables import read_run
 from lightning_rank.data.trec import read_msmarco_run, read_qrels, read_trec_run, write_trec
 
 IDS = st.text(st.characters(exclude_categories=("Z", "C")), min_size=1, max_size=4).filter(lambda x: not x.isspace())
@@ -197,6 +198,25 @@ def test_qrels_and_msmarco(tmp_path):
     assert run.to_dict() == {"1": {"900": -1, "800": -2}, "2": {"900": -1}}
 
 
+def test_three_columns_that_end_in_a_score(tmp_path):
+    path = write(tmp_path / "run", "# x\nq a 0.5\nq  b\t7\nr a -1e-3\n")
+    with pytest.raises(ValueError, match=r"run:2: three columns are read as query, document and rank, but '0\.5'"):
+        read_run(path)
+    assert read_run(path, form="scores").to_dict() == {"q": {"a": 0.5, "b": 7}, "r": {"a": -0.001}}
+    with pytest.warns(UserWarning, match="1 repeated document"):
+        run = read_msmarco_run(write(path, "q a 2\nq a 2\nq b 1\n"))
+    assert run.to_dict() == {"q": {"a": -2, "b": -1}}
+
+
+def test_what_is_no_mapping_of_mappings():
+    with pytest.raises(
+        TypeError, match=r"Run\.from_dict takes \{query: \{document: score\}\}, got list for the query 'q'\."
+    ):
+        Run.from_dict({"q": ["d"]})
+    with pytest.raises(TypeError, match=r"Judgements\.from_dict takes \{query: \{document: grade\}\}, got list\."):
+        Judgements.from_dict([("q", {"d": 1})])
+
+
 def test_quotes_are_characters_of_an_id(tmp_path):
     assert read_qrels(write(tmp_path / "q", "1 0 \"a 1\n1 0 b' 1\n")).to_dict() == {"1": {'"a': 1, "b'": 1}}
 
@@ -221,6 +241,9 @@ GOOD = "q Q0 d 1 0.5 t\n"
         (read_qrels, "q 0 d yes\n", r"file:1: the grade must be a number, got 'yes'"),
         (read_qrels, "q 0 d 1\nq 0 d 2\n", r"file: 1 documents have judgements that contradict"),
         (read_msmarco_run, "1 2 3 4\n", r"file:1: .*3 columns"),
+        (read_msmarco_run, "# x\n\nq d 1\nq e 0.5\n", r"file:4: .*'0\.5' can be no rank: a rank is a whole.*--run-format scores"),
+        (read_msmarco_run, "q d 1\nq e -2\n", r"file:2: .*'-2' can be no rank: a rank is a whole number"),
+        (read_msmarco_run, "q d 7\nr d 7\nq e 3\nq f 7.0\n", r"file:4: .*'7\.0' can be no rank: two documents of the query 'q'"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("piece", [1 << 25, 4])
@@ -238,6 +261,7 @@ def test_files_that_are_not_there(tmp_path):
 
 
 @given(lists=LISTS, suffix=st.sampled_from(["", ".gz"]))
+@example(lists={"0": {"0": math.inf, "1": -math.inf}}, suffix="")
 def test_what_is_written_reads_back(lists, suffix, tmp_path_factory):
     folder = tmp_path_factory.mktemp("out")
     lists = {f"q{query}": documents for query, documents in lists.items()}

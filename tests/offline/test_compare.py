@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import product
 
 import numpy as np
@@ -97,6 +98,10 @@ def test_queries_are_joined_by_id_and_missing_ones_count_as_asked():
     skip = compare(judged, [old, new], "mrr", missing="skip")
     assert (skip["mrr"].wins, skip["mrr"].losses, skip["mrr"].result.n, skip["mrr"].result.dropped) == (2, 0, 2, 2)
     assert "2 queries have a value in one run only, and were left out" in str(skip)
+    # Over q1 and q3, of which both runs have the same two documents the other way round.
+    swapped = rank_biased_overlap(["b", "a"], ["a", "b"])
+    assert skip.agreements[0].rbo == pytest.approx(swapped)
+    assert compare(judged, [old, new], "mrr").agreements[0].rbo == pytest.approx(swapped / 2)
 
 
 def test_the_queries_that_lost_most_with_both_rankings():
@@ -170,6 +175,18 @@ def test_options_of_evaluate_reach_it():
         assert result.evaluations[name].summary == alone.summary
 
 
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("randomization", "of the mean difference by t; p of the paired randomization test, corrected over 2 comparisons; seed 5"),
+        ("wilcoxon", "interval of the mean difference by t; p of the paired wilcoxon test, corrected over 2 comparisons\n"),
+        ("bootstrap", "interval of the mean difference by BCa bootstrap; p of the paired bootstrap test, corrected over 2 "),
+    ],
+)  # fmt: skip
+def test_it_says_by_which_method_the_interval_is(test, words):
+    assert words in str(compared("mrr", test=test, seed=5, resamples=99))
+
+
 # Displays -------------------------------------------------------------------------------------------------------------
 
 
@@ -177,10 +194,12 @@ def test_it_prints_a_table_with_what_must_be_known():
     text = str(compared())
     header, rule, *rows = text.splitlines()[1:7]
     assert text.splitlines()[0] == "new and best against old"
+    assert "the first k (the measure's cutoff; 10 for mrr, which has none)" in text
     assert header.split("  ")[0] == "measure"
     assert len(rule) == len(header)
     assert [row.split("  ")[0].strip() for row in rows] == ["new: ndcg@3", "new: mrr", "best: ndcg@3", "best: mrr"]
-    for words in ("95 % interval", "paired t test, corrected over 4 comparisons; seed 0", "p (holm)", "rank-biased overlap",
+    for words in ("95 % interval of the mean difference by t;", "paired t test, corrected over 4 comparisons\n",
+                  "p (holm)", "rank-biased overlap",
                   "Kendall's tau", "old: judged@3", "12 queries", "convention lightning_rank, gain exp2"):  # fmt: skip
         assert words in text
 
@@ -188,10 +207,18 @@ def test_it_prints_a_table_with_what_must_be_known():
 def test_other_forms_and_tables():
     result = compared(correction="bonferroni")
     assert result.text("markdown").startswith("| measure | baseline |")
-    assert result.text("latex").count(r"\\") == 5
+    latex = result.text("latex")
+    assert latex.count(r"\\") == 5
+    table = "".join(line for line in latex.splitlines() if not line.startswith("%"))
+    d = result["mrr", "new"]
+    assert r"{:.2f} $\to$ {:.2f}".format(*d.unjudged_wins) in table
+    assert f"{d.result.low:+.4f}".replace("-", "$-$") in table
+    assert "->" not in table
+    assert not re.search(r"[^$]-\d", table)
     plain = json.loads(result.text("json"))
     assert plain["baseline"] == "old"
     assert plain["differences"][3]["test"]["pvalue"] == pytest.approx(result["mrr", "best"].result.pvalue)
+    assert "pvalue" not in plain["differences"][3], "of two only one is corrected, which the name says"
     assert plain["differences"][3]["pvalue"] == pytest.approx(min(1, 4 * result["mrr", "best"].result.pvalue))
     assert list(plain["runs"]) == ["old", "new", "best"]
     frame = result.to_pandas()
@@ -213,7 +240,11 @@ def test_a_plot_has_a_bar_for_each_query_from_the_largest_down(tmp_path):
     assert f"{of.wins} won, {of.result.ties} tied, {of.losses} lost" in figure.axes[0].get_xlabel()
     assert figure.axes[0].lines[0].get_ydata()[0] == of.result.difference
     figure.savefig(tmp_path / "x.png")
-    assert result.plot().axes[0].get_title().startswith("ndcg@3: new - old")
+    panels = result.plot().axes
+    assert [axes.get_title().partition(",")[0] for axes in panels] == ["ndcg@3: new - old", "ndcg@3: best - old"]
+    drawn = [bar.get_height() for bar in panels[1].containers[0]]
+    best, old = (result.evaluations[name].values["ndcg@3"] for name in ("best", "old"))
+    assert drawn == pytest.approx(sorted(best - old, reverse=True))
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
@@ -243,6 +274,12 @@ def test_runs_that_are_refused():
     judged, old, new, _ = case()
     with pytest.raises(ValueError, match="names of their own, got '', ''"):
         compare(judged, [old, new])
+    with pytest.raises(TypeError, match=r"`runs` must be Run, got dict: Run\.from_dict makes one"):
+        compare(judged, {"old": old, "new": {"q1": {"a": 1}}})
+    with pytest.raises(
+        ValueError, match=r"At least 2 queries are needed to compare .* mrr has a value of both 'a' and 'b' for 1"
+    ):
+        compare(Judgements.from_dict({"q1": {"d1": 1}}), {"a": old, "b": new}, "mrr")
     with pytest.raises(ValueError, match="a baseline and at least one other run, got 1"):
         compare(judged, {"old": old})
     with pytest.raises(KeyError, match=r"'ndcg@10' was not compared; there is ndcg@3 of new, mrr of new"):

@@ -139,9 +139,14 @@ def test_the_interval_is_students():
     low, high = student.interval(0.95, 3, values.mean(), values.std(ddof=1) / 2)
     estimate = example()["mrr"]
     # The core's quantile is an expansion, within 0.2 %.
-    assert (estimate.value - estimate.low, estimate.high - estimate.value) == pytest.approx(
-        (0.25 - low, high - 0.25), rel=2e-3
+    assert low < 0, "which no reciprocal rank is"
+    assert (estimate.low, estimate.high - estimate.value) == pytest.approx((0, high - 0.25), rel=2e-3)
+    twice = example("utility_2,0,0,0")["utility_2,0,0,0"]
+    hits = np.array([1, 1, 0, 0])
+    assert (twice.low, twice.high) == pytest.approx(
+        student.interval(0.95, 3, 2 * hits.mean(), 2 * hits.std(ddof=1) / 2), rel=5e-3
     )
+    assert twice.low < 0
     assert estimate.value == 0.25
     assert estimate.num_queries == 4
     assert math.isnan(example("num_ret")["num_ret"].low)
@@ -277,10 +282,10 @@ def test_the_conventions_in_force_are_told():
 def test_it_prints_as_a_table():
     assert str(example("mrr num_ret", level=0.9)).splitlines() == [
         "bm25",
-        "measure   value      90 % interval  queries",
-        "-------  ------  -----------------  -------",
-        "mrr      0.2500  -0.0895 to 0.5895        4",
-        "num_ret       5                           4",
+        "measure   value     90 % interval  queries",
+        "-------  ------  ----------------  -------",
+        "mrr      0.2500  0.0000 to 0.5895        4",
+        "num_ret       5                          4",
         "4 queries, 1 without a relevant document; 1 missing in the run (they count as 0); 1 queries of the run are not judged, "
         "and ignored",
         "judged@10 0.500: of the first 10 documents that share is judged; 1 queries have them all judged",
@@ -345,7 +350,7 @@ def test_polars_is_named_by_its_extra(monkeypatch):
 def test_other_forms():
     results = [example("mrr num_ret", level=0.9)]
     markdown = text.evaluations(results, "markdown").splitlines()
-    assert markdown[:4] == ["| measure | bm25 |", "| --- | ---: |", "| mrr | 0.2500 (-0.0895–0.5895) |", "| num_ret | 5 |"]  # noqa: RUF001
+    assert markdown[:4] == ["| measure | bm25 |", "| --- | ---: |", "| mrr | 0.2500 (0.0000–0.5895) |", "| num_ret | 5 |"]  # noqa: RUF001
     latex = text.evaluations(results, "latex")
     assert r"num\_ret & 5 \\" in latex
     assert r"\begin{tabular}{lr}" in latex
@@ -359,5 +364,29 @@ def test_other_forms():
 
 
 def test_an_unknown_measure_names_the_nearest_whatever_its_cutoff():
-    with pytest.raises(ValueError, match=r"Unknown measure 'ndgc@10'\. Did you mean 'ndcg'"):
+    with pytest.raises(ValueError, match=r"Unknown measure 'ndgc@10'\. Did you mean 'ndcg@10'"):
         evaluate(Judgements.from_dict({"q": {"a": 1}}), Run.from_dict({"q": {"a": 1.0}}), "ndgc@10")
+
+
+@pytest.mark.parametrize(
+    ("judgements", "run", "words"),
+    [
+        (
+            Run.from_dict(RANKED),
+            Judgements.from_dict(JUDGED),
+            "`judgements` must be Judgements, got Run: the judgements come first",
+        ),
+        (JUDGED, Run.from_dict(RANKED), r"`judgements` must be Judgements, got dict: Judgements\.from_dict makes one"),
+        (Judgements.from_dict(JUDGED), RANKED, r"`run` must be Run, got dict: Run\.from_dict makes one"),
+        (Judgements.from_dict(JUDGED), None, "`run` must be Run, got NoneType"),
+    ],
+)
+def test_other_objects_are_refused(judgements, run, words):
+    with pytest.raises(TypeError, match=words):
+        evaluate(judgements, run)
+
+
+def test_names_in_capitals():
+    assert list(example("NDCG@10 Map MRR P_5 Rprec").summary) == ["ndcg@10", "map", "mrr", "P_5", "Rprec"]
+    with pytest.raises(ValueError, match=r"Unknown measure 'nDGC@20'\. Did you mean 'ndcg@20'"):
+        example("nDGC@20")

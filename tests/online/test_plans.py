@@ -34,7 +34,19 @@ def test_two_equal_arms_need_the_sample_size_of_proportions(baseline, effect, al
 def test_means_need_what_statsmodels_says(ratio):
     made = plan({"old": 1, "new": ratio}, "clicks", effect=0.1, sd=2.0, power=0.9)
     n = NormalIndPower().solve_power(0.1 / 2, alpha=0.05, power=0.9, ratio=ratio)
-    assert made.n_total == pytest.approx(n * (1 + ratio), abs=1 + 1e-3)
+    # Above by less than one user for the whole number of all, and one for that of each arm but one.
+    assert n * (1 + ratio) <= made.n_total < n * (1 + ratio) + 2
+    assert made.n_smallest >= n * ratio
+
+
+@pytest.mark.parametrize("alternative", ["two-sided", "larger"])
+def test_every_arm_is_rounded_up(alternative):
+    n = NormalIndPower().solve_power(0.01 / 0.47, alpha=0.05, power=0.8, alternative=alternative)
+    made = plan(
+        ["old", "new"], "clicks", effect=0.01, sd=0.47, alternative={"larger": "greater"}.get(alternative, alternative)
+    )
+    assert made.n_smallest == math.ceil(n) > n
+    assert made.n_total == 2 * made.n_smallest
 
 
 def test_unequal_weights_reach_the_power():
@@ -230,6 +242,12 @@ def test_other_arms_than_planned_are_refused():
         evaluate_plan(rates(), Experiment({"old": 9, "new": 1}))
     with pytest.raises(ValueError, match="must have a user"):
         evaluate_plan(rates(), Experiment(["old", "new"]))
+    # Equal weights of another sum are the same split.
+    halves = Experiment({"old": 0.5, "new": 0.5})
+    for part in rows():
+        halves.update(part["arm"][0], clicked=part["clicked"])
+    assert evaluate_plan(rates(), halves, days=14).valid
+    assert (halves | Experiment(["old", "new"])).users() == {"old": 3000, "new": 3000}
     made = plan(["old", "new"], "purchases", effect=0.1, sd=1)
     with pytest.raises(ValueError, match="there is no 'purchases'"):
         evaluate_plan(made, experiment_of(rows(n=10)))

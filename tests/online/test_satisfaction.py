@@ -7,6 +7,7 @@ from functools import reduce
 from operator import or_
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +94,9 @@ def test_other_scales():
         (lambda: of([0.5]), "scale 1 to 5"),
         (lambda: of([math.inf]), "scale 1 to 5"),
         (lambda: of(["good"]), "got 'good'"),
+        (lambda: of({"timestamp": [1], "rating": [5]}), "ratings alone, .* got a table, dict. .* `update_events`"),
+        (lambda: of(pl.DataFrame({"rating": [5]})), "got a table, DataFrame"),
+        (lambda: of([{"timestamp": 1, "rating": 5}]), "must be a number.* `update_events`"),
         (lambda: of([True, 4]), "not both"),
         (lambda: (of([True]) | of([4])).compute(), "not both"),
         (lambda: of([5, 5], invited=1), "`invited` must be at least"),

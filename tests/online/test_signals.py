@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from datetime import datetime, timezone
 from functools import reduce
 from operator import or_
@@ -24,7 +25,7 @@ from lightning_rank.online import (
     Signals,
 )
 from lightning_rank.online.similarity import folded, similar
-from tests.online.logs import COLUMNS, Reference, edits, logs, reworded, row
+from tests.online.logs import COLUMNS, KINDS, Reference, edits, logs, reworded, row
 
 RATES = ("ctr", "ctr_per_search", "abandonment", "quick_back", "bounce", "requery")
 
@@ -87,7 +88,9 @@ def test_signals_are_those_of_plain_loops(rows):
     assert (csat.satisfied, csat.total) == (sum(r >= 4 for r in answers), len(answers))
     if len(answers) < len(reference.answers):
         assert csat.response_rate == len(answers) / len(reference.answers)
-    assert {k: v for k, v in signals.counts().to_dict().items() if v} == {k: v for k, v in reference.counts.items() if v}
+    counts = signals.counts().to_dict()
+    assert counts.pop("ignored_events") == Counter(r["event"] for r in rows if r["event"] not in KINDS)
+    assert {k: v for k, v in counts.items() if v} == {k: v for k, v in reference.counts.items() if v}
 
 
 @given(logs(), st.data())
@@ -230,7 +233,18 @@ def test_columns_that_all_need(missing):
         BounceRate().update({name: [] for name in COLUMNS if name != missing})
 
 
-@pytest.mark.parametrize("events", ["log.csv", 3, []])
+def test_ignored_events_are_named():
+    ctr = ClickThroughRate()
+    kinds = ["Click", "impression", "Click", "scroll", None, "a", "b", "c"]
+    ctr.update([row(timestamp=i, user="ann", event=kind, search="q", position=1) for i, kind in enumerate(kinds)])
+    counts = ctr.counts()
+    assert counts.ignored_events == {"Click": 2, "": 1, "a": 1, "b": 1, "c": 1, "scroll": 1}
+    named = "7 ignored ('Click' 2, is it 'click'?; '' 1; 'a' 1; 'b' 1; 'c' 1; 1 more)"
+    assert str(counts).startswith(f"8 rows, {named}")
+    assert (ctr | ctr).counts().ignored_events["Click"] == 4
+
+
+@pytest.mark.parametrize("events", ["log.csv", 3, [], [5, 4]])
 def test_what_is_no_table_is_refused(events):
     with pytest.raises(ValueError, match=r"must (be a|have)"):
         BounceRate().update(events)
