@@ -326,7 +326,8 @@ class _Window:
     def of_blocks(self, sums: LogisticSums | FadedSums, moments: Moments) -> list[tuple[Tensor, Tensor]]:
         """What ``sums`` has for the items of the window."""
         first = self.start // sums.block
-        found = sums.between(moments, first, -(-(self.start + self.size) // sums.block) - first)
+        # Without an item too there is a block.
+        found = sums.between(moments, first, max(1, -(-(self.start + self.size) // sums.block) - first))
         skipped = self.start - first * sums.block
         return [(above.narrow(-1, skipped, self.size), below.narrow(-1, skipped, self.size)) for above, below in found]
 

@@ -361,6 +361,16 @@ def test_method_by_size():
     assert method(500) == "rows"
 
 
+@every_method
+@every_variant
+@pytest.mark.parametrize("shape", [(0, 3), (1, 0), (2, 0)])
+def test_no_item_at_all(name, options, method, shape):
+    empty = torch.zeros(shape, dtype=F64)
+    value, gradient = evaluate(name, {"preds": empty, "target": empty}, method, **options)
+    assert value.tolist() == [0.0] * shape[0]
+    assert gradient.shape == shape
+
+
 @every_variant
 @pytest.mark.parametrize("top_k", [None, 3])
 @pytest.mark.parametrize("digits", [None, 4.0, 0.5], ids=["no ties", "many ties", "long ties"])
