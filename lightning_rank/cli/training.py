@@ -49,8 +49,12 @@ class RankingCLI(LightningCLI):
             return None
         return Path(path)
 
-    def after_instantiate_classes(self) -> None:
-        """Refuse the checkpoint of another model, before data are read."""
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        self._refuse_another_model()  # before data are read; Lightning before 2.5 has no hook for it
+
+    def _refuse_another_model(self) -> None:
+        """Raise if the checkpoint is one of another model."""
         path = self._checkpoint()
         if path is None or path.is_dir() or not self.model.strict_loading:
             return
