@@ -159,13 +159,18 @@ def values_of(entries: Sequence[Entry], ranking: Any) -> list[Any]:
 
 
 def odd_grades(entries: Sequence[Entry], target: Any, mask: Any) -> str | None:
-    """What must be said of grades that are not relevant though they may be meant to: below 0, or all below 1."""
-    if target.min() < 0 and (negative := int(((target < 0) if mask is None else (target < 0) & mask).sum())):
+    """What must be said of grades, an array, that are not relevant though they may be meant to: below 0, or all below 1."""
+    import numpy as np
+
+    def real(flags: Any) -> Any:
+        return flags if mask is None else flags & mask
+
+    if negative := np.count_nonzero(real(target < 0)):
         return f"{negative} items have a grade below 0, which counts as 0: not relevant."
-    if not target.is_floating_point():
+    if target.dtype.kind != "f" or real(target >= 1).any():
         return None
-    top = float((target if mask is None else target.masked_fill(~mask, 0)).max())
-    if 0 < top < 1 and (blind := [entry.name for entry in entries if entry.options.get("min_relevance", 0) > top]):
+    top = float(target[real(target > 0)].max(initial=0))
+    if top > 0 and (blind := [entry.name for entry in entries if entry.options.get("min_relevance", 0) > top]):
         return (
             f"No grade is above {top:g}, so nothing is relevant to {', '.join(blind)}, for which "
             "an item is relevant from `min_relevance` on, 1 by default: give that, or whole grades."

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lightning_rank.conventions import values_are_free
+from lightning_rank.functional.ranking import BLOCK
 from lightning_rank.metrics import RankingMetrics
 
-# Items with their padding that are ranked at once; by more there is nothing left to gain.
-MOST_ITEMS = 2**16
-# How many times as many items a common width may make of those of the batches.
+# Items with their padding that are held back: after so many, what the first batch costs beyond the others is nothing.
+MOST_HELD = 2**19
+# How many times as many items a common width may make of those of the batches that share it.
 MOST_PADDING = 1.25
 
 
 class _Batch(NamedTuple):
-    preds: Tensor
-    target: Tensor
-    mask: Tensor | None
-    offsets: Tensor | None
-    indexes: Tensor | None
+    inputs: dict[str, Tensor]
+    kind: tuple[object, ...]  # what batches must share to be put together
     number: int
 
 
@@ -46,8 +46,7 @@ class Gathered:
     def __init__(self, metrics: RankingMetrics) -> None:
         self.metrics = metrics
         self._batches: list[_Batch] = []
-        self._kind: tuple[object, ...] | None = None
-        self._queries = self._widest = self._items = 0  # of the batches
+        self._items = 0  # of the batches
 
     def update(self, inputs: dict[str, Tensor], number: int) -> None:
         """Add a batch, the arguments of ``RankingMetrics.update``; it may be counted later.
@@ -60,38 +59,41 @@ class Gathered:
             self.flush()
             _update(self.metrics, inputs, number)
             return
-        if kind != self._kind or not self._has_room_for(inputs):
-            self.flush()
-        self._kind = kind
-        self._queries, self._widest, self._items = self._with(inputs)
         held = {name: value.detach().clone() for name, value in inputs.items()}  # the step may use its tensors again
-        self._batches.append(
-            _Batch(held["preds"], held["target"], held.get("mask"), held.get("offsets"), held.get("indexes"), number)
-        )
-
-    def _with(self, inputs: dict[str, Tensor]) -> tuple[int, int, int]:
-        """Queries, the longest list and items, with one more batch; flat items are a row each."""
-        preds = inputs["preds"]
-        width = preds.shape[1] if preds.ndim == 2 else 1
-        return self._queries + len(preds), max(self._widest, width), self._items + preds.numel()
-
-    def _has_room_for(self, inputs: dict[str, Tensor]) -> bool:
-        queries, widest, items = self._with(inputs)
-        return queries * widest <= min(MOST_ITEMS, MOST_PADDING * items)
+        self._batches.append(_Batch(held, kind, number))
+        self._items += held["preds"].numel()
+        if self._items >= MOST_HELD:
+            self.flush()
 
     def flush(self) -> None:
         """Count what was added."""
-        batches, self._batches, self._kind = self._batches, [], None
-        widest, self._queries, self._widest, self._items = self._widest, 0, 0, 0
-        if not batches:
-            return
-        try:
-            self.metrics.update(**_joined(batches, widest))
-        except (ValueError, TypeError):
-            # Nothing was counted; one by one they tell which it is.
-            for batch in batches:
-                inputs = {name: value for name, value in batch._asdict().items() if isinstance(value, Tensor)}
-                _update(self.metrics, inputs, batch.number)
+        batches, self._batches, self._items = self._batches, [], 0
+        for together in _groups(batches):
+            try:
+                self.metrics.update(**_joined([batch.inputs for batch in together]))
+            except (ValueError, TypeError):
+                # Nothing of them was counted; one by one they tell which it is.
+                for batch in together:
+                    _update(self.metrics, batch.inputs, batch.number)
+
+
+def _groups(batches: list[_Batch]) -> Iterator[list[_Batch]]:
+    """Batches that follow one another, are of one kind, and make few items together."""
+    group: list[_Batch] = []
+    kind: tuple[object, ...] | None = None
+    queries = widest = items = 0
+    for batch in batches:
+        preds = batch.inputs["preds"]
+        width = preds.shape[1] if preds.ndim == 2 else 1
+        together = (queries + len(preds)) * max(widest, width)
+        most = BLOCK if values_are_free(preds) else MOST_HELD
+        if group and (batch.kind != kind or together > min(most, MOST_PADDING * (items + preds.numel()))):
+            yield group
+            group, queries, widest, items = [], 0, 0, 0
+        group.append(batch)
+        kind, queries, widest, items = batch.kind, queries + len(preds), max(widest, width), items + preds.numel()
+    if group:
+        yield group
 
 
 def _update(metrics: RankingMetrics, inputs: dict[str, Tensor], number: int) -> None:
@@ -109,7 +111,7 @@ def _kind(inputs: dict[str, Tensor]) -> tuple[object, ...] | None:
         return None
     preds, target, mask, offsets = inputs["preds"], inputs["target"], inputs.get("mask"), inputs.get("offsets")
     indexes = inputs.get("indexes")
-    if preds.shape != target.shape or not 0 < preds.numel() <= MOST_ITEMS // 2:
+    if preds.shape != target.shape or not 0 < preds.numel() <= BLOCK // 2:
         return None
     if offsets is not None:
         fits = preds.ndim == 1 and offsets.ndim == 1 and mask is None and len(offsets) > 0
@@ -122,26 +124,17 @@ def _kind(inputs: dict[str, Tensor]) -> tuple[object, ...] | None:
     return (width, *((name, value.dtype, value.device) for name, value in inputs.items()))
 
 
-def _joined(batches: list[_Batch], widest: int) -> dict[str, Tensor]:
-    first = batches[0]
-    if first.offsets is not None:
-        ends, items = [first.offsets], 0
-        for before, batch in pairwise(batches):
-            items += len(before.preds)
-            ends.append(batch.offsets.narrow(0, 1, len(batch.offsets) - 1) + items)  # type: ignore[union-attr,arg-type]  # of one kind
-        joined = {"preds": torch.cat([b.preds for b in batches]), "target": torch.cat([b.target for b in batches])}
-        joined["offsets"] = torch.cat(ends)
-    else:
-        joined = {
-            "preds": _padded([b.preds for b in batches], widest),
-            "target": _padded([b.target for b in batches], widest),
-        }
-        if first.mask is not None:
-            joined["mask"] = _padded([b.mask for b in batches], widest)  # type: ignore[misc]  # all are of one kind
-    if first.indexes is not None:
-        joined["indexes"] = torch.cat([b.indexes for b in batches])  # type: ignore[misc]  # all are of one kind
-    return joined
-
-
-def _padded(values: list[Tensor], width: int) -> Tensor:
-    return torch.cat([v if v.shape[1] == width else pad(v, (0, width - v.shape[1])) for v in values])
+def _joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    joined = {name: [batch[name] for batch in batches] for name in batches[0]}
+    if "offsets" in joined:
+        starts = accumulate((len(preds) for preds in joined["preds"]), initial=0)
+        ends = (
+            offsets.narrow(0, 1, len(offsets) - 1) + start
+            for offsets, start in zip(joined["offsets"], starts, strict=False)
+        )
+        joined["offsets"] = [batches[0]["offsets"].narrow(0, 0, 1), *ends]
+    elif len(batches) > 1:
+        widest = max(preds.shape[1] for preds in joined["preds"])
+        for name in joined.keys() - {"indexes"}:
+            joined[name] = [v if v.shape[1] == widest else pad(v, (0, widest - v.shape[1])) for v in joined[name]]
+    return {name: torch.cat(values) for name, values in joined.items()}

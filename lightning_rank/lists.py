@@ -8,17 +8,22 @@ operations (sums and running sums per query, ordering within a query) are all th
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_rank.conventions import sum_dtype, values_are_free
+from lightning_rank.flags import as_numbers, by_numpy, count, less
 
 # From this many times the depth on, finding the first items of a list beats sorting all of it.
 MUCH_LONGER = 16
+# Those of NaN in float32.
+_NAN_BITS = 0x7FC00000
 
 
 class Lists:
@@ -51,6 +56,10 @@ class Lists:
     def max(self, values: Tensor) -> Tensor:
         """Largest value of each query -> ``[Q]``; -inf, or the smallest there is, for a query without items."""
         raise NotImplementedError
+
+    def top(self, values: Tensor) -> Tensor:
+        """Largest value of each query, at least 0 -> ``[Q]``, of values that are 0 in padding."""
+        return self.max(values).clamp(min=0)
 
     def cumsum(self, values: Tensor) -> Tensor:
         """Running sum that starts anew at each query."""
@@ -122,11 +131,29 @@ class Lists:
 class PaddedLists(Lists):
     """``[Q, L]`` with a mask, or without padding (mask None)."""
 
-    def __init__(self, shape: torch.Size, mask: Tensor | None, device: torch.device, ids: Tensor | None = None) -> None:
-        self.shape, self.mask, self.ids = shape, mask, ids
+    def __init__(
+        self,
+        shape: torch.Size,
+        mask: Tensor | None,
+        device: torch.device,
+        ids: Tensor | None = None,
+        lengths: Tensor | None = None,
+    ) -> None:
+        """``lengths`` without a mask: the padding stands last in each row; with one: what its sums are."""
+        self.shape, self.ids, self._mask = shape, ids, mask
         self.num_queries = shape[0]
+        self.is_full, self._is_packed = mask is None and lengths is None, mask is None and lengths is not None
         self.position = torch.arange(shape[1], device=device)
-        self.lengths = torch.full((shape[0],), shape[1], device=device) if mask is None else mask.sum(-1)
+        if lengths is None:
+            lengths = torch.full((shape[0],), shape[1], device=device) if mask is None else count(mask)
+        self.lengths = lengths
+
+    @property
+    def mask(self) -> Tensor | None:
+        """bool ``[Q, L]``, False is padding; None without padding."""
+        if self._mask is None and not self.is_full:
+            self._mask = less(self.position, self.spread(self.lengths))
+        return self._mask
 
     def spread(self, per_query: Tensor) -> Tensor:
         return per_query.unsqueeze(1)
@@ -135,10 +162,7 @@ class PaddedLists(Lists):
         return values.sum(-1)
 
     def count(self, flags: Tensor) -> Tensor:
-        if flags.shape[-1] >= 1024 and values_are_free(flags):
-            # Several times as fast as PyTorch's sum of bool.
-            return torch.from_numpy(flags.numpy().sum(axis=-1))
-        return flags.sum(-1)
+        return count(flags)
 
     def max(self, values: Tensor) -> Tensor:
         least = (
@@ -150,7 +174,21 @@ class PaddedLists(Lists):
         )
         if self.shape[1] == 0:
             return values.new_full((self.num_queries,), least)
-        return (values if self.mask is None else values.masked_fill(self.mask.logical_not(), least)).amax(-1)
+        return (values if self.is_full else values.masked_fill(self._outside, least)).amax(-1)
+
+    def top(self, values: Tensor) -> Tensor:
+        return values.amax(-1).clamp(min=0) if self.shape[1] else values.new_zeros(self.num_queries)
+
+    @cached_property
+    def _inside(self) -> Tensor:
+        """int32, on the CPU: all bits set in items, none in padding. An AND is five times as fast as ``masked_fill``."""
+        assert self.mask is not None
+        return as_numbers(self.mask, torch.int32).neg_()
+
+    @property
+    def _outside(self) -> Tensor:
+        assert self.mask is not None
+        return self.mask.logical_not()
 
     def cumsum(self, values: Tensor) -> Tensor:
         return values.cumsum(-1)
@@ -159,24 +197,28 @@ class PaddedLists(Lists):
         is_much_longer = (
             depth is not None and not stable and depth * MUCH_LONGER < values.shape[-1] and values_are_free(values)
         )
-        if depth and is_much_longer and self.mask is None and (first := _first(values, depth, largest=True)):
+        if depth and is_much_longer and self.is_full and (first := _first(values, depth, largest=True)):
             return first
         key = _descending(values)
-        if self.mask is not None:
-            # NaN sorts behind everything, so padding ends up behind an item whose score is -inf.
-            last = torch.nan if key.is_floating_point() else torch.iinfo(key.dtype).max
-            key = key.masked_fill(self.mask.logical_not(), last)
-        if not values_are_free(key):
-            key, order = torch.sort(key, dim=-1, stable=stable)
-            return order, key
-        if depth and is_much_longer and self.mask is not None and (first := _first(key, depth, largest=False)):
+        if key.dtype == torch.float32 and values_are_free(key) and not (depth and is_much_longer):
+            return self._order_on_cpu(key, depth)
+        if not self.is_full:
+            key = key.masked_fill(self._outside, torch.nan if key.is_floating_point() else torch.iinfo(key.dtype).max)
+        if depth and is_much_longer and not self.is_full and (first := _first(key, depth, largest=False)):
             return first
-        if key.dtype != torch.float32:
-            key, order = torch.sort(key, dim=-1, stable=stable)
-            return order, key
+        if key.dtype == torch.float32 and values_are_free(key):
+            return self._order_on_cpu(key, depth)
+        key, order = torch.sort(key, dim=-1, stable=stable)
+        return order, key
+
+    def _order_on_cpu(self, key: Tensor, depth: int | None) -> tuple[Tensor, Tensor]:
         # NumPy sorts integers with vector instructions, several times as fast as torch.sort: so the key goes into the upper
         # half of an int64 and the position into the lower, which also makes it stable. In place, since memory is what costs.
-        packed = _as_integers(key).long().bitwise_left_shift_(32).bitwise_or_(self.position)
+        bits = _as_integers(key)
+        if self.mask is not None:
+            # NaN sorts behind everything, so padding ends up behind an item whose score is -inf.
+            bits.bitwise_xor_(_NAN_BITS).bitwise_and_(self._inside).bitwise_xor_(_NAN_BITS)
+        packed = bits.long().bitwise_left_shift_(32).bitwise_or_(self.position)
         packed.numpy().sort(axis=-1)
         if depth is not None and depth < self.shape[1]:
             edge, beyond = (packed.narrow(1, at, 1).bitwise_right_shift(32) for at in (depth - 1, depth))
@@ -188,26 +230,35 @@ class PaddedLists(Lists):
         if not values.is_floating_point() or not values_are_free(values):
             return super().descending(values)
         key = values.detach().neg()
-        if self.mask is not None:
-            key.masked_fill_(self.mask.logical_not(), torch.inf)
+        if not self.is_full:
+            key.masked_fill_(self._outside, torch.inf)
         key.numpy().sort(axis=-1)
-        return key.neg_() if self.mask is None else torch.where(self.sorted().valid, key.neg_(), 0)
+        return key.neg_() if self.is_full else torch.where(self.sorted().valid, key.neg_(), 0)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
         same = _equals_previous(key)
-        return same if self.mask is None else same & (self.position < self.spread(self.lengths))
+        if self.is_full:
+            return same
+        if values_are_free(same) and not key.is_floating_point():
+            # The keys of padding equal one another too. If nothing else does, as is usual, where it stands need not be known.
+            padding = (key.shape[-1] - self.lengths - 1).clamp(min=0).sum()
+            if np.count_nonzero(same.numpy()) == padding:
+                return same.zero_()
+        return same & self.sorted().valid
 
     def sorted(self) -> PaddedLists:
-        if self.mask is None:
+        if self.is_full or self._is_packed:
             return self
-        return PaddedLists(self.shape, self.position < self.spread(self.lengths), self.mask.device, self.ids)
+        return PaddedLists(self.shape, None, self.lengths.device, self.ids, self.lengths)
 
     def columns(self, number: int) -> PaddedLists:
         """The layout of the first columns; lengths are cut too."""
         if number >= self.shape[1]:
             return self
-        mask = None if self.mask is None else self.mask.narrow(1, 0, number)
-        return PaddedLists(torch.Size((self.shape[0], number)), mask, self.lengths.device, self.ids)
+        shape, device = torch.Size((self.shape[0], number)), self.lengths.device
+        if self._is_packed:
+            return PaddedLists(shape, None, device, self.ids, self.lengths.clamp(max=number))
+        return PaddedLists(shape, None if self.mask is None else self.mask.narrow(1, 0, number), device, self.ids)
 
     @property
     def starts(self) -> Tensor:
@@ -222,8 +273,9 @@ class PaddedLists(Lists):
         return [(first, min(number, self.num_queries - first)) for first in range(0, self.num_queries, number)]
 
     def part(self, first: int, number: int) -> tuple[PaddedLists, Callable[[Tensor], Tensor]]:
-        mask, ids = (None if x is None else x.narrow(0, first, number) for x in (self.mask, self.ids))
-        lists = PaddedLists(torch.Size((number, self.shape[1])), mask, self.lengths.device, ids)
+        mask, ids = (None if x is None else x.narrow(0, first, number) for x in (self._mask, self.ids))
+        lengths = None if self.is_full else self.lengths.narrow(0, first, number)
+        lists = PaddedLists(torch.Size((number, self.shape[1])), mask, self.lengths.device, ids, lengths)
         return lists, lambda values: values.narrow(0, first, number)
 
     def head(self, reach: Tensor) -> tuple[Lists, Callable[[Tensor], Tensor]]:
@@ -231,7 +283,11 @@ class PaddedLists(Lists):
         return self.columns(number), lambda values: values.narrow(-1, 0, number)
 
     def pad(self, values: Tensor) -> Tensor:
-        return values if self.mask is None else values.masked_fill(self.mask.logical_not(), 0)
+        if self.mask is None:
+            return values
+        if values.dtype == torch.float32 and values_are_free(values) and not values.requires_grad:
+            return (values.view(torch.int32) & self._inside).view(torch.float32)
+        return values.masked_fill(self._outside, 0)
 
     @property
     def valid(self) -> Tensor:
@@ -400,6 +456,12 @@ def _equals_previous(key: Tensor) -> Tensor:
     """Where a key, on the last axis, equals the one before it; the first equals none."""
     if key.shape[-1] == 0:
         return torch.zeros_like(key, dtype=torch.bool)
+    if by_numpy(key) and key.is_contiguous():
+        same = torch.empty(key.shape, dtype=torch.bool)
+        keys = key.numpy().ravel()
+        np.equal(keys[1:], keys[:-1], out=same.numpy().ravel()[1:])
+        same.narrow(-1, 0, 1).fill_(False)
+        return same
     previous, this = key.narrow(-1, 0, key.shape[-1] - 1), key.narrow(-1, 1, key.shape[-1] - 1)
     return torch.cat([torch.zeros_like(key.narrow(-1, 0, 1), dtype=torch.bool), this == previous], dim=-1)
 
@@ -427,7 +489,7 @@ def _descending(values: Tensor) -> Tensor:
 def _as_integers(key: Tensor) -> Tensor:
     """int32 that order as float32 keys do: two's complement instead of sign and magnitude; NaN is last."""
     bits = key.view(torch.int32)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
 
 
 def arrange(
@@ -504,8 +566,8 @@ def _arrange_padded(preds, target, mask, indexes, offsets, items):  # type: igno
         )
     lists = PaddedLists(preds.shape, mask, preds.device, None if indexes is None else indexes.long())
     if mask is not None:
-        preds, target = preds.masked_fill(mask.logical_not(), 0), target.masked_fill(mask.logical_not(), 0)
-        items = {k: v if v is None else v.masked_fill(mask.logical_not(), 0) for k, v in items.items()}
+        preds, target = lists.pad(preds), lists.pad(target)
+        items = {k: v if v is None else lists.pad(v) for k, v in items.items()}
     return lists, preds, target, items
 
 
@@ -544,18 +606,21 @@ def check_scores(lists: Lists, preds: Tensor) -> None:
 
 def check_grades(lists: Lists, target: Tensor) -> None:
     """Raise ValueError for a grade that is NaN or infinite, naming the query; only where looking is free."""
-    _check_no_nan(lists, target, "`target` must not be NaN", "Mask items that nobody judged, or give them grade 0.")
-    if target.is_floating_point() and values_are_free(target) and target.numel() and target.max() == torch.inf:
+    finite = _check_no_nan(
+        lists, target, "`target` must not be NaN", "Mask items that nobody judged, or give them grade 0."
+    )
+    if not finite and target.numel() and target.max() == torch.inf:
         query = int((lists.count(target == torch.inf) > 0).nonzero()[0])
         raise ValueError(f"`target` must be finite, got an infinite grade in {lists.name(query)}.")
 
 
-def _check_no_nan(lists: Lists, values: Tensor, rule: str, advice: str) -> None:
-    if not values.is_floating_point() or not values_are_free(values):
-        return
+def _check_no_nan(lists: Lists, values: Tensor, rule: str, advice: str) -> bool:
+    """Whether all values are finite, or looking is not free; False: perhaps."""
     # A sum is the cheapest look at all values; it is also NaN for inf - inf, or inf in half precision.
-    if values.sum().isfinite() or not values.isnan().any():
-        return
+    if not values.is_floating_point() or not values_are_free(values) or math.isfinite(values.sum()):
+        return True
+    if not values.isnan().any():
+        return False
     bad = lists.sum(values.isnan().long())
     query = int((bad > 0).nonzero()[0])
     raise ValueError(

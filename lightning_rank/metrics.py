@@ -174,41 +174,43 @@ class _Streaming(Metric):
 
     def _note(self, preds: Tensor, target: Tensor, mask: Tensor | None) -> None:
         """Remember float64 scores; say once which grades count as 0 that may not be meant to, where looking is free."""
-        free = not self._said_odd and values_are_free(target) and target.numel()
-        if free and (odd := odd_grades(self.entries, target, mask)):
-            warnings.warn(odd, stacklevel=4)
-            self._said_odd = True
+        if not self._said_odd and values_are_free(target):
+            grades = (target.float() if target.dtype == torch.bfloat16 else target).numpy(force=True)
+            if odd := odd_grades(self.entries, grades, None if mask is None else mask.numpy()):
+                warnings.warn(odd, stacklevel=4)
+                self._said_odd = True
         if preds.dtype == torch.float64:
             self.seen = self.seen + torch.arange(2, device=self.seen.device)
 
     def _rows(self, ranking: Ranking) -> Tensor:
         """``[query, metric + 2]``: values, NaN where undefined; whether there is a query; whether a score or grade is invalid."""
         values = values_of(self.entries, ranking)
-        invalid = torch.zeros_like(ranking.is_query) if ranking.invalid is None else ranking.invalid
+        is_query = ranking.is_query.to(values[0])
+        invalid = torch.zeros_like(is_query) if ranking.invalid is None else ranking.invalid.to(values[0])
         # In memory metric by metric: that is how they come, and how they are summed.
-        return torch.stack([*values, ranking.is_query.to(values[0]), invalid.to(values[0])]).t()
+        return torch.stack([*values, is_query, invalid]).t()
 
     def _with(self, rows: Tensor) -> _Sums:
         """The constant state with some queries added."""
-        values, invalid = rows[:, :-2], rows[:, -1:] > 0
-        usable = (rows[:, -2:-1] > 0) & ~invalid
-        empty = values.isnan()
-        num_empty = (empty & usable).to(values.dtype).sum(0)
-        counts = torch.where(self._counts_empty, usable.sum(), usable.sum() - num_empty.long())
-        fill = self._fill.to(values.dtype)
-        known = values.masked_fill(empty | ~usable, 0)
-        value, squares = self.value, self.squares + (known * known).sum(0) + num_empty * fill * fill
+        values, is_query, invalid = rows[:, :-2], rows[:, -2:-1], rows[:, -1:]
+        usable = is_query > invalid
+        defined = (values == values) & usable
+        num_usable, num_defined = usable.sum(), defined.sum(0)
+        num_empty, fill = num_usable - num_defined, self._fill.to(values.dtype)
+        counts = torch.where(self._counts_empty, num_usable, num_defined)
+        known = torch.where(defined, values, 0)
+        value, squares = self.value, self.squares + (known * known).sum(0) + num_empty * (fill * fill)
         if self.aggregation == "mean":
             value = value + known.sum(0) + num_empty * fill
         elif self.aggregation in _REDUCTION and len(rows):
-            counted = usable & (~empty | self._counts_empty)
-            values = torch.where(empty, fill, values)
+            counted = usable & (defined | self._counts_empty)
+            values = torch.where(defined, values, fill)
             if self.aggregation == "min":
                 value = torch.minimum(value, torch.where(counted, values, torch.inf).amin(0))
             else:
                 value = torch.maximum(value, torch.where(counted, values, -torch.inf).amax(0))
-        seen = torch.stack([self.seen[0] + invalid.sum(), self.seen[1]])
-        return _Sums(value, squares, self.counts + torch.stack([counts, num_empty.long()]), seen)
+        seen = self.seen + torch.nn.functional.pad(invalid.sum(0).long(), (0, 1))
+        return _Sums(value, squares, self.counts + torch.stack([counts, num_empty]), seen)
 
     def _list_states(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """The states that grow: dtype, and shape of a row."""

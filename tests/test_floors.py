@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "lightning_rank"
 NAME = PACKAGE.name
 FLOORS = (
-    ("lists", "conventions", "entries", "uncertainty", "extras"),
+    ("lists", "flags", "conventions", "entries", "uncertainty", "extras"),
     ("functional", "stats"),
     ("metrics", "losses", "models", "data", "online", "explain", "advise"),
     ("offline", "checkpoints", "divergence", "gathering"),
@@ -24,7 +24,10 @@ FLOORS = (
     ("cli", "__init__"),
 )
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
-SAME_FLOOR = {("lists", "conventions"), ("entries", "conventions"), ("cli", "__init__")}  # the latter for the version
+SAME_FLOOR = {
+    ("lists", "conventions"), ("lists", "flags"), ("flags", "conventions"), ("entries", "conventions"),
+    ("cli", "__init__"),  # for the version
+}  # fmt: skip
 LIGHTNING = {"pytorch_lightning", "lightning", "lightning_fabric"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -113,8 +116,8 @@ def third_parties(modules: set[str]) -> set[str]:
 def test_core_needs_torch_and_torchmetrics_alone():
     core = {module for module in MODULES if unit_of(module) in ("functional", "metrics", "losses")}
     assert len(core) >= 4
-    # matplotlib is imported when something is drawn, as torchmetrics does.
-    assert third_parties(core) <= {"torch", "torchmetrics", "matplotlib"}
+    # NumPy comes with torchmetrics; matplotlib is imported when something is drawn, as torchmetrics does.
+    assert third_parties(core) <= {"torch", "torchmetrics", "numpy", "matplotlib"}
 
 
 def test_online_evaluation_needs_no_torch():

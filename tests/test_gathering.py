@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_rank.gathering import MOST_ITEMS, Gathered
+from lightning_rank.functional.ranking import BLOCK
+from lightning_rank.gathering import MOST_HELD, Gathered
 from lightning_rank.metrics import RankingMetrics
 
 NAMES = ["ndcg@10", "ndcg", "map@5", "mrr", "bpref", "auc"]
@@ -60,7 +61,7 @@ def test_the_values_are_those_of_one_by_one(stream, options):
         gathered.update(mine, number)
         for value in mine.values():
             value.zero_()  # what the step does with its tensors later does not matter
-        assert gathered._items <= MOST_ITEMS
+        assert gathered._items <= MOST_HELD
     gathered.flush()
     assert together.num_queries == single.num_queries
     assert together.num_empty == single.num_empty
@@ -72,18 +73,31 @@ def test_the_values_are_those_of_one_by_one(stream, options):
             torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
-def test_small_batches_of_a_kind_are_ranked_at_once_up_to_a_bound(monkeypatch):
-    rankings: list[int] = []
+def test_small_batches_of_a_kind_are_ranked_together_up_to_a_bound(monkeypatch):
+    ranked: list[int] = []
     rows = RankingMetrics._rows
-    monkeypatch.setattr(RankingMetrics, "_rows", lambda self, ranking: rankings.append(1) or rows(self, ranking))
+    monkeypatch.setattr(
+        RankingMetrics, "_rows", lambda self, ranking: ranked.append(ranking.grade.numel()) or rows(self, ranking)
+    )
     gathered = Gathered(RankingMetrics(["mrr"]))
-    number = 3 * MOST_ITEMS // (64 * 100)
-    for i in range(number):
+    in_a_block = BLOCK // (64 * 100)
+    for i in range(3 * in_a_block):
         gathered.update(padded(i, 64, 100), i)
     gathered.flush()
-    assert len(rankings) == 3
+    assert ranked == 3 * [in_a_block * 64 * 100]
     gathered.flush()
-    assert len(rankings) == 3
+    assert len(ranked) == 3
+
+
+def test_no_more_than_a_bound_is_held(monkeypatch):
+    monkeypatch.setattr("lightning_rank.gathering.MOST_HELD", 1000)
+    metrics = RankingMetrics(["mrr"])
+    gathered = Gathered(metrics)
+    seen = []
+    for i in range(10):
+        gathered.update(padded(i, 10, 30), i)
+        seen.append(metrics.counts[0].item())
+    assert seen == [0, 0, 0, 40, 40, 40, 40, 80, 80, 80]
 
 
 @pytest.mark.parametrize("at", [0, 3, 7])

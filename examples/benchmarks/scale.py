@@ -64,7 +64,8 @@ print((data.num_data(), data.num_feature()))
 def write_text(path: Path, lines: int, seed: int = 0) -> None:
     """LETOR text like MSLR-WEB10K's, and beside it the same without query ids for LightGBM, with the lengths of the lists.
 
-    Two thirds of the features are counts, the others have six decimals; vectors repeat after 4,000 lines, which no side can know.
+    Two thirds of the features are counts, the others have six decimals. There are 4,000 vectors, which no side can know; within a
+    query one in 2,000 is there twice, as in a sample of MSLR-WEB30K.
     """
     rng = np.random.default_rng(seed)
     kinds = [
@@ -79,7 +80,9 @@ def write_text(path: Path, lines: int, seed: int = 0) -> None:
             lengths.append(min(left, int(rng.lognormal(np.log(PER_QUERY) - 0.18, 0.6)) + 1, 900))
             left -= lengths[-1]
             grades = rng.choice(5, lengths[-1], p=[0.52, 0.32, 0.13, 0.02, 0.01])
-            picked = [bodies[i] for i in rng.integers(0, 4000, lengths[-1])]
+            vectors = rng.permutation(4000)[: lengths[-1]]
+            vectors[1:] = np.where(rng.random(lengths[-1] - 1) < 0.0005, vectors[:-1], vectors[1:])
+            picked = [bodies[i] for i in vectors]
             text.writelines(f"{grade} qid:{len(lengths)}{body}" for grade, body in zip(grades, picked, strict=True))
             plain.writelines(f"{grade}{body}" for grade, body in zip(grades, picked, strict=True))
     Path(f"{path.with_suffix('.plain')}.query").write_text("\n".join(map(str, lengths)))

@@ -12,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_rank.conventions import TIES, Gain, check_choice, discount, gains_of, sum_dtype, value_dtype, values_are_free
+from lightning_rank.flags import any_true, as_numbers, at_least, below, equals
 from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check_grades, check_scores, run_bounds
 
 # Up to this grade the ideal DCG is counted by levels; beyond it, or with fractions, grades are sorted.
 MOST_LEVELS = 16
 
-
-# Items that are ranked at a time on the CPU.
-BLOCK = 2**19
+# Items that are ranked at a time on the CPU: beyond, the cache does not hold them.
+BLOCK = 2**17
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class Judged:
         """``[Q]`` items of at least this grade."""
         if min_relevance not in self._memo:
             # Padding has grade 0, and `min_relevance` is above 0.
-            relevant = self._lists.count(self._grade >= min_relevance)
+            relevant = self._lists.count(at_least(self._grade, min_relevance))
             self._memo[min_relevance] = relevant.to(sum_dtype(self._grade.device))
         return self._memo[min_relevance]
 
@@ -67,7 +68,12 @@ class Judged:
     def top_grade(self) -> Tensor:
         """``[Q]`` the largest grade; 0 where nothing is judged."""
         if "top" not in self._memo:
-            self._memo["top"] = self._lists.max(self._grade).to(self.value_dtype).clamp(min=0)
+            ranked = self._memo.get("sorted")
+            if ranked is None or ranked.ndim == 1 or ranked.shape[1] == 0:
+                top = self._lists.top(self._grade)
+            else:
+                top = ranked.select(1, 0)
+            self._memo["top"] = top.to(self.value_dtype)
         return self._memo["top"]
 
     def ideal_dcg(self, top_k: int | None, gain: Gain, scaled: bool) -> Tensor:
@@ -75,6 +81,8 @@ class Judged:
         if self._has_few_levels():
             return self._ideal_dcg_of_levels(top_k, gain, scaled)
         lists, grade = self._sorted()
+        if top_k is not None and top_k < grade.shape[-1] and isinstance(lists, PaddedLists):
+            lists, grade = lists.columns(top_k), grade.narrow(-1, 0, top_k)
         discounted = gains_on(lists, grade, gain, self.top_grade() if scaled else None)
         discounted = discounted * discount((lists.position + 1).to(grade.dtype))
         if top_k is not None and top_k < grade.shape[-1]:
@@ -83,13 +91,18 @@ class Judged:
 
     def _has_few_levels(self) -> bool:
         """Whether grades are known to be a few whole numbers, so that counting them is cheaper than a sort."""
-        if not values_are_free(self._grade) or self._grade.numel() == 0:
+        if not values_are_free(self._grade) or self._grade.numel() == 0 or self._sorts_fast():
             return False
         if "few levels" not in self._memo:
             few = self.top_grade().max() <= MOST_LEVELS
             whole = not self._grade.is_floating_point()
-            self._memo["few levels"] = few if whole or not few else (self._grade == self._grade.floor()).all()
+            self._memo["few levels"] = few if whole or not few else self._grade.frac().abs_().sum() == 0
         return bool(self._memo["few levels"])
+
+    def _sorts_fast(self) -> bool:
+        """Whether NumPy sorts the grades, with vector instructions, in less time than it takes to count levels."""
+        of_float32 = self.value_dtype == torch.float32 and values_are_free(self._grade)
+        return of_float32 and isinstance(self._lists, PaddedLists)
 
     def _ideal_dcg_of_levels(self, top_k: int | None, gain: Gain, scaled: bool) -> Tensor:
         # The items of grade v or more fill the first ranks, so that each level adds the step of its gain to all of them.
@@ -113,12 +126,19 @@ class Judged:
     def _sorted(self) -> tuple[Lists, Tensor]:
         """The grades in descending order, at least as many of each query as any cutoff asks for."""
         lists, grade = self._lists.sorted(), self._grade
-        if isinstance(lists, PaddedLists) and self._depth is not None and self._depth < grade.shape[-1]:
-            lists = lists.columns(self._depth)
+        width = grade.shape[-1]
+        if isinstance(lists, PaddedLists) and self._depth is not None and self._depth < width:
+            width = self._depth
+            lists = lists.columns(width)
         if "sorted" not in self._memo:
             grade = grade.to(self.value_dtype).clamp(min=0)
-            if isinstance(lists, PaddedLists) and lists.shape[1] < grade.shape[-1]:
-                self._memo["sorted"] = torch.topk(grade, lists.shape[1], dim=-1).values
+            if self._sorts_fast():
+                # Padding is 0, so that it comes last.
+                key = grade.neg_()
+                key.numpy().sort(axis=-1)
+                self._memo["sorted"] = key.narrow(-1, 0, width).abs_()
+            elif width < grade.shape[-1]:
+                self._memo["sorted"] = torch.topk(grade, width, dim=-1).values
             else:
                 self._memo["sorted"] = grade.gather(-1, self._lists.order(grade)[0])
         return lists, self._memo["sorted"]
@@ -156,22 +176,15 @@ class Ties:
 
     def put(self, values: Tensor, of_tied: Tensor) -> Tensor:
         """The values of all items, with those of the tied ones replaced."""
+        return self.put_(values if self.at is None else values.clone(), of_tied)
+
+    def put_(self, values: Tensor, of_tied: Tensor) -> Tensor:
+        """The same; the values given may be overwritten."""
         of_tied = of_tied.to(values.dtype)
         if self.at is None:
             return of_tied.view_as(values)
-        return values.flatten().index_copy(0, self.at, of_tied).view_as(values)
-
-    def in_layout(self, old: Lists, new: Lists, reach: Tensor) -> Ties | None:
-        """The same where only the first ``reach`` items of each query are left, which split no run; None: nothing is tied."""
-        at, first = self.at, self.first
-        assert at is not None
-        query = old.query_of(first)
-        start = old.starts[query]
-        keep = (first - start < reach[query]).nonzero()[:, 0]
-        if not len(keep):
-            return None
-        moved = (new.starts[query] - start)[keep]
-        return Ties(at[keep] + moved, self.run[keep], self.num_runs, first[keep] + moved, self.size[keep], self.place[keep])
+        values.view(-1).index_copy_(0, self.at, of_tied)
+        return values
 
 
 class Ranking:
@@ -255,7 +268,9 @@ class Ranking:
 
     def relevant(self, min_relevance: float) -> Tensor:
         """1.0 where an item is relevant, in rank order."""
-        return self.once(("relevant", min_relevance), lambda: (self.grade >= min_relevance).to(self.grade.dtype))
+        return self.once(
+            ("relevant", min_relevance), lambda: as_numbers(at_least(self.grade, min_relevance), self.grade.dtype)
+        )
 
     def chance(self, min_relevance: float) -> Tensor:
         """At each rank the probability that a relevant item stands there."""
@@ -265,6 +280,15 @@ class Ranking:
         """Relevant items down to each, in the order of the sort."""
         return self.once(("found", min_relevance), lambda: self.lists.cumsum(self.relevant(min_relevance)))
 
+    def _chance_and_above(self, ties: Ties, min_relevance: float) -> tuple[Tensor, Tensor]:
+        """For each tied item the chance that it is relevant, and the relevant items above all that are tied to it."""
+
+        def compute() -> tuple[Tensor, Tensor]:
+            relevant = self.relevant(min_relevance)
+            return ties.mean(relevant), ties.at_first(self._found(min_relevance)) - ties.at_first(relevant)
+
+        return self.once(("chance and above", min_relevance), compute)
+
     def expected_precision(self, min_relevance: float) -> Tensor:
         """At each rank the precision down to it, if a relevant item stands there, times the chance that one does."""
 
@@ -273,11 +297,10 @@ class Ranking:
             precision = relevant * found
             if ties is not None:
                 # Of r relevant among n tied items, one at place j (from 0) expects j (r - 1) / (n - 1) more of them above it.
-                chance = ties.mean(relevant)
-                above = ties.at_first(found) - ties.at_first(relevant)
+                chance, above = self._chance_and_above(ties, min_relevance)
                 more = ties.place * (chance * ties.size - 1) / (ties.size - 1).clamp(min=1)
-                precision = ties.put(precision, chance * (above + more + 1))
-            return precision / self.rank
+                precision = ties.put_(precision, chance * (above + more + 1))
+            return precision.div_(self.rank)
 
         return self.once(("precision", min_relevance), compute)
 
@@ -285,8 +308,8 @@ class Ranking:
         """1.0 where an item is not relevant, in rank order; ``known``: and somebody judged it."""
 
         def compute() -> Tensor:
-            other = (self.grade < min_relevance) & self.lists.valid
-            return (other if self.known is None or not known else other & self.known).to(self.grade.dtype)
+            other = below(self.grade, min_relevance) & self.lists.valid
+            return as_numbers(other if self.known is None or not known else other & self.known, self.grade.dtype)
 
         return self.once(("other", min_relevance, known), compute)
 
@@ -298,8 +321,8 @@ class Ranking:
             above = self.lists.cumsum(other) - other
             tied = torch.zeros_like(above)
             if self.ties is not None:
-                tied = self.ties.put(tied, (self.ties.mean(other) * self.ties.size).round())
-                above = self.ties.put(above, self.ties.at_first(above))
+                tied = self.ties.put_(tied, (self.ties.mean(other) * self.ties.size).round())
+                above = self.ties.put_(above, self.ties.at_first(above))
             return above, tied
 
         return self.once(("others", min_relevance, known), compute)
@@ -309,18 +332,21 @@ class Ranking:
 
         def compute() -> Tensor:
             found, relevant, ties = self._found(min_relevance), self.relevant(min_relevance), self.ties
-            first = relevant.masked_fill(found != 1, 0)
+            first = as_numbers(equals(found, 1), relevant.dtype).mul_(relevant)
             if ties is None:
                 return first
-            inside = (ties.mean(relevant) * ties.size).round()
-            here = (ties.at_first(found) == ties.at_first(relevant)) & (inside > 0)
+            chance, above = self._chance_and_above(ties, min_relevance)
+            inside = (chance * ties.size).round()
+            here = (above == 0) & (inside > 0)
+            if values_are_free(here) and not here.any():
+                return first
             # Of n tied items, r relevant: place j (from 0) is passed without one with probability (n-r-j)/(n-j), while
             # j < n - r; the first comes at place j with r/(n-j) times the product of those before. Sums of logarithms:
             # the binomials of the closed form overflow at a thousand tied items.
             left = ties.size - ties.place
             passing = torch.log1p(torch.where(here & (left > inside), -inside / left, 0.0))
             passed = torch.exp(self._sum_before(passing))
-            return ties.put(first, torch.where(here & (left >= inside), inside / left * passed, 0.0))
+            return ties.put_(first, torch.where(here & (left >= inside), inside / left * passed, 0.0))
 
         return self.once(("first", min_relevance), compute)
 
@@ -371,12 +397,12 @@ class Ranking:
     def tie_size(self) -> Tensor:
         """At each rank the number of items tied there."""
         size = torch.ones_like(self.grade)
-        return size if self.ties is None else self.ties.put(size, self.ties.size)
+        return size if self.ties is None else self.ties.put_(size, self.ties.size)
 
     def tie_place(self) -> Tensor:
         """At each rank the 0-based place within the tied items."""
         place = torch.zeros_like(self.grade)
-        return place if self.ties is None else self.ties.put(place, self.ties.place)
+        return place if self.ties is None else self.ties.put_(place, self.ties.place)
 
     def discount(self) -> Tensor:
         """1 / log2(rank + 1)."""
@@ -402,13 +428,23 @@ def _first_ranks(
             return lists.columns(top_k), lambda values: values.narrow(-1, 0, min(top_k, values.shape[-1])), None
         return lists, lambda values: values, ties
     reach = lists.lengths.clamp(max=top_k)
-    if ties is not None:
-        query = lists.query_of(ties.first)
-        end = ties.first - lists.starts[query] + ties.size.long()
-        split = ((end > top_k) & (end - ties.size.long() < top_k)).nonzero()[:, 0]
-        reach = reach.index_put((query[split],), end[split])
+    if ties is None:
+        return *lists.head(reach), None
+    first, size, query = ties.first.numpy(), ties.size.long().numpy(), lists.query_of(ties.first).numpy()
+    start = lists.starts.numpy()[query]
+    begin = first - start
+    assert ties.at is not None  # as looking is free
+    (split,) = ((begin < top_k) & (begin + size > top_k)).nonzero()
+    reach.numpy()[query[split]] = (begin + size)[split]
     new, take = lists.head(reach)
-    return new, take, None if ties is None else ties.in_layout(lists, new, reach)
+    (keep,) = (begin < top_k).nonzero()
+    if not len(keep):
+        return new, take, None
+    moved, kept = torch.from_numpy((new.starts.numpy()[query] - start)[keep]), torch.from_numpy(keep)
+    at, run, first_, size_, place = (
+        x.index_select(0, kept) for x in (ties.at, ties.run, ties.first, ties.size, ties.place)
+    )
+    return new, take, Ties(at + moved, run, ties.num_runs, first_ + moved, size_, place)
 
 
 def gains_on(lists: Lists, grade: Tensor, gain: Gain, top: Tensor | None) -> Tensor:
@@ -523,7 +559,7 @@ def _rank(
         same = ranked.ties_with_above(key)
         if not is_free:
             tied = _all_items(same)
-        elif same.any():
+        elif any_true(same):
             tied = _tied_items(same)
     if depth is not None:
         ranked, take, tied = _first_ranks(ranked, tied, depth, is_free=is_free)
@@ -536,7 +572,7 @@ def _rank(
 
     del key
     # Memory traffic is what metrics cost beside the sort: float32 but for sums.
-    grade = in_order(target).to(value_dtype(preds), copy=True).relu_()
+    grade = in_order(target).to(value_dtype(preds)).relu_()
     known = None if known is None else in_order(known)
     all_judged = Judged(*judged_items, depth, grade.dtype)
     return Ranking(ranked, grade, known, lists.lengths, tied, all_judged, depth, invalid)
@@ -586,15 +622,20 @@ def _order(lists: Lists, preds: Tensor, target: Tensor, ties: str, depth: int | 
 
 
 def _tied_items(same: Tensor) -> Ties:
-    """From where an item is tied with the one above it."""
-    same = same.flatten()
-    tied = same.clone()
-    tied[:-1] |= same[1:]
-    at = tied.nonzero()[:, 0]
-    starts = same[at].logical_not()
-    run, first = starts.cumsum(0) - 1, at[starts]
-    size = torch.bincount(run).to(sum_dtype(same.device))
-    return Ties(at, run, len(first), first[run], size[run], (at - first[run]).to(size.dtype))
+    """From where an item is tied with the one above it, on the CPU."""
+    flags = same.numpy().ravel()
+    tied = flags.copy()
+    tied[:-1] |= flags[1:]
+    # What is tied is little, as a rule, and NumPy has less to do before it begins.
+    (at,) = tied.nonzero()
+    starts = ~flags[at]
+    (begin,) = starts.nonzero()
+    size = np.diff(begin, append=len(at))
+    run = np.repeat(np.arange(len(begin)), size)
+    place, first = np.arange(len(at)) - begin[run], at[begin]
+    exact = sum_dtype(same.device)
+    at_, run_, first_, size_, place_ = (torch.from_numpy(x) for x in (at, run, first[run], size[run], place))
+    return Ties(at_, run_, len(begin), first_, size_.to(exact), place_.to(exact))
 
 
 def _all_items(same: Tensor) -> Ties:
