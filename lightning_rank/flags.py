@@ -13,9 +13,11 @@ def by_numpy(values: Tensor) -> bool:
     return values_are_free(values) and not values.requires_grad and values.dtype != torch.bfloat16
 
 
-def at_least(values: Tensor, least: float) -> Tensor:
+def at_least(values: Tensor, least: float | Tensor) -> Tensor:
     """bool: where a value is ``least`` or more."""
-    return torch.from_numpy(values.numpy() >= least) if by_numpy(values) else values >= least
+    if not by_numpy(values):
+        return values >= least
+    return torch.from_numpy(values.numpy() >= (least.numpy() if isinstance(least, Tensor) else least))
 
 
 def below(values: Tensor, limit: float) -> Tensor:
@@ -38,6 +40,13 @@ def equals(values: Tensor, value: float) -> Tensor:
 def any_true(flags: Tensor) -> bool:
     """Whether one is True."""
     return bool(flags.numpy().any() if values_are_free(flags) else flags.any())
+
+
+def where(flags: Tensor) -> Tensor:
+    """The places of those that are True, in the flattened flags."""
+    return (
+        torch.from_numpy(flags.numpy().ravel().nonzero()[0]) if values_are_free(flags) else flags.view(-1).nonzero()[:, 0]
+    )
 
 
 def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:

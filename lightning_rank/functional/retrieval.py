@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_rank.conventions import check_top_k, value_dtype
+from lightning_rank.conventions import check_top_k, value_dtype, values_are_free
+from lightning_rank.flags import at_least, where
+from lightning_rank.lists import PaddedLists
 
 # Queries, and items of the catalogue, whose scores are laid out at a time: up to 64 MiB in float32.
 QUERIES, ITEMS = 256, 2**16
@@ -202,14 +204,13 @@ def _best_of_chunk(
     if maxima.shape[1] <= number:
         values, place = scores.transpose(0, 1).reshape(n, -1).topk(min(number, len(item)), 1)
         return values, place
-    least, group = maxima.topk(number, 1, sorted=False)
-    least = least.amin(1).clamp(min=torch.finfo(scores.dtype).min)  # nothing that was left out
-    row = torch.arange(n, device=query.device)
+    least = _largest(maxima, number).clamp(min=torch.finfo(scores.dtype).min)  # nothing that was left out
     # From coarse groups to fine ones to items, each as its place in memory.
-    at = _members(_in_memory(row[:, None], group, n, BLOCK // GROUP**2), BLOCK // GROUP**2)
-    at, row, _ = _reaching(fine, at.view(n, -1), row, least)
-    at = _members(at, BLOCK // GROUP)
-    at, row, values = _reaching(scores, at, row, least)
+    group = where(at_least(maxima, least.unsqueeze(1)))
+    row = group // maxima.shape[1]
+    at = _in_memory(row, group - row * maxima.shape[1], n, BLOCK // GROUP**2)
+    at, row, _ = _reaching(fine, _members(at, BLOCK // GROUP**2), row, least)
+    at, row, values = _reaching(scores, _members(at, BLOCK // GROUP), row, least)
     # Ragged rows to padded ones.
     count = torch.bincount(row, minlength=n)
     place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
@@ -218,8 +219,20 @@ def _best_of_chunk(
     padded.view(-1).index_copy_(0, row * width + place, values)
     items = at.new_zeros(n, width)
     items.view(-1).index_copy_(0, row * width + place, at // (n * BLOCK) * BLOCK + (at & (BLOCK - 1)))
+    if values_are_free(padded):
+        place = PaddedLists(padded.shape, None, padded.device).order(padded)[0].narrow(1, 0, min(number, width))
+        return padded.gather(1, place), items.gather(1, place)
     values, place = padded.topk(min(number, width), 1)
     return values, items.gather(1, place)
+
+
+def _largest(values: Tensor, number: int) -> Tensor:
+    """``[row]``, the value at this place from the top."""
+    if not values_are_free(values):
+        return values.topk(number, 1, sorted=False).values.amin(1)
+    parted = values.numpy().copy()  # several times as fast as topk
+    parted.partition(parted.shape[1] - number, axis=1)
+    return torch.from_numpy(parted[:, -number].copy())
 
 
 def _by_block(items: Tensor, query: Tensor, blocks: int) -> tuple[Tensor, list[int]]:
@@ -244,6 +257,6 @@ def _members(at: Tensor, width: int) -> Tensor:
 def _reaching(values: Tensor, at: Tensor, row: Tensor, least: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of places ``[R, N]`` whose rows are ``row`` ``[R]``: those whose value reaches the row's bound; their rows, their values."""
     found = values.view(-1).index_select(0, at.view(-1))
-    places = (found.view(at.shape) >= least.index_select(0, row).unsqueeze(1)).view(-1).nonzero()[:, 0]
+    places = where(at_least(found.view(at.shape), least.index_select(0, row).unsqueeze(1)))
     row = row.index_select(0, places // at.shape[1])
     return at.view(-1).index_select(0, places), row, found.index_select(0, places)
