@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import resource
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_utilities.core.imports import compare_version
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import ModelCheckpoint
 
@@ -75,7 +77,14 @@ def validations(folder: Path) -> dict[int, tuple[int, dict[str, float]]]:
     [
         ({"monitor": "val/ndcg@10", "mode": "max", "save_top_k": -1}, []),
         # Lightning takes a checkpoint of the last step before a validation for one of after it.
-        ({"every_n_train_steps": 1}, [2]),
+        pytest.param(
+            {"every_n_train_steps": 1},
+            [2],
+            marks=pytest.mark.skipif(
+                compare_version("pytorch_lightning", operator.lt, "2.5.0"),
+                reason="Lightning before 2.5 goes on from the last step of an epoch with a step too many",
+            ),
+        ),
     ],
 )
 def test_killed_in_a_validation_it_goes_on_from_the_last_checkpoint_to_the_same_numbers(tmp_path, keep, lost):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.io import TorchCheckpointIO
@@ -97,9 +97,7 @@ class RankingCLI(LightningCLI):
             )
         shows_progress = trainer.get("enable_progress_bar") is not False
         if shows_progress and not has(ProgressBar) and find_spec("rich") is not None:
-            from pytorch_lightning.callbacks import RichProgressBar
-
-            callbacks.append(RichProgressBar(leave=False))
+            callbacks.append(_RichProgressBar(leave=False))
         if self.subcommand == "predict":
             callbacks.append(self._get(self.config_init, "predictions"))
         logger = trainer.get("logger")
@@ -216,6 +214,13 @@ class RankingCLI(LightningCLI):
         title = f"Test: {len(data)} queries" + (f", of which {empty} without a relevant item {counted}" if empty else "")
         print()
         print_table(title, ["", *columns], [[name, *(f"{c[name]:.4f}" for c in columns.values())] for name in keys])
+
+
+class _RichProgressBar(RichProgressBar):
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        # Lightning before 2.5.4 fails where there is nothing to validate on.
+        if self.val_sanity_progress_bar_id is not None:
+            super().on_sanity_check_end(trainer, pl_module)
 
 
 @torch.no_grad()
