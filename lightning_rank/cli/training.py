@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar, RichProgressBar
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
@@ -216,6 +216,23 @@ class RankingCLI(LightningCLI):
         print_table(title, ["", *columns], [[name, *(f"{c[name]:.4f}" for c in columns.values())] for name in keys])
 
 
+class _SaveConfig(SaveConfigCallback):
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # Without a logger the folder is that of work, where only what a checkpoint is used with is worth a file.
+        if trainer.logger is None and stage != "fit":
+            return
+        try:
+            super().setup(trainer, pl_module, stage)
+        except RuntimeError as error:
+            if "to NOT exist" not in str(error):
+                raise
+            folder = Path(trainer.log_dir).absolute()
+            raise FileExistsError(
+                f"The configuration of a run is written beside its results, and {folder / self.config_filename} is there already: "
+                "move it away, or give another folder (--trainer.default_root_dir FOLDER, or another version of the logger)."
+            ) from error
+
+
 class _RichProgressBar(RichProgressBar):
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
         # Lightning before 2.5.4 fails where there is nothing to validate on.
@@ -249,6 +266,7 @@ def run(args: list[str] | None) -> None:
         LightningDataModule,
         subclass_mode_data=True,
         seed_everything_default=0,
+        save_config_callback=_SaveConfig,
         trainer_defaults={"max_epochs": 50},
         parser_kwargs={
             "version": __version__,
