@@ -45,7 +45,9 @@ def test_the_folder_of_converted_data_sets_is_told_from_one_of_them(folder, caps
     made = {name: run(f"convert {name} --cache made", capsys)[0].splitlines()[0] for name in ("train.txt", "other.txt")}
     assert run(f"inspect {made['train.txt']}", capsys)[0].startswith("queries   3")
     told = run("inspect made", capsys, status=1)[1]
-    assert re.search(r"got the directory '\S+/made', into which data sets were converted\. Give the one that is meant: ", told)
+    assert re.search(
+        r"got the directory '\S+/made', into which data sets were converted\. Give the one that is meant: ", told
+    )
     for name, path in made.items():
         assert f"'{path}' (of {name})" in told
     with pytest.raises(FileNotFoundError, match=rf"'{made['other.txt']}' \(of other\.txt\)"):
