@@ -247,7 +247,7 @@ value = run.callback_metrics["val/ndcg@10"].item()
 facts = {"seen": Record.seen, "value": value, "weight": module.scorer.network[0].weight.tolist()}
 with open(f"{folder}/{devices}-{run.global_rank}.json", "w") as file:
     json.dump(facts, file)
-# A thread of gloo that lets go of a tensor as Python ends aborts the process, now and then with PyTorch 2.4.
+# A thread of gloo that lets go of a tensor as Python ends may abort the process.
 os._exit(0)
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import operator
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_utilities.core.imports import compare_version
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -278,3 +280,10 @@ def run(args: list[str] | None) -> None:
         },
         args=args,
     )
+    # Else threads of gloo may abort the process as Python ends; with PyTorch 2.4 this may wait for them for ever.
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and compare_version("torch", operator.ge, "2.13.0", use_base_version=True)
+    ):
+        torch.distributed.destroy_process_group()
