@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         RetrievalMonitor,
         SafeCheckpointIO,
         SyntheticDataModule,
+        TerminateOnNaN,
     )
 
 _WHERE = {
@@ -96,7 +97,7 @@ _WHERE = {
     "lightning_rank.data.synthetic": ("BayesOptimalScorer", "make_ranking"),
     "": (
         "LetorDataModule", "PredictionWriter", "RankingModule", "RankingMonitor", "RankingReport", "ReleaseGate",
-        "RetrievalMonitor", "SafeCheckpointIO", "SyntheticDataModule",
+        "RetrievalMonitor", "SafeCheckpointIO", "SyntheticDataModule", "TerminateOnNaN",
     ),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _WHERE.items() for name in names}

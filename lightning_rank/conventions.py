@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -68,11 +69,22 @@ def options_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
+# What trec_eval, ir_measures and papers call metrics.
+_NAMED_ELSEWHERE = {
+    "p": "precision", "prec": "precision", "r": "recall", "ap": "map", "map_cut": "map", "ndcg_cut": "ndcg", "rr": "mrr",
+    "recip_rank": "mrr", "rprec": "r_precision", "success": "hit_rate", "hit": "hit_rate", "hits": "hit_rate", "hr": "hit_rate",
+}  # fmt: skip
+
+
 def unknown(what: str, name: object, known: Sequence[str]) -> ValueError:
-    """The error for a name that is not in a table: what came, the nearest names, all of them."""
+    """The error for a name that is not in a table: what came, what it is called here or the nearest names, all of them."""
     base, at, cutoff = str(name).partition("@")
-    near = get_close_matches(base.lower(), known, n=3)
-    hint = f" Did you mean {' or '.join(repr(one + at + cutoff) for one in near)}?" if near else ""
+    near = [one + at + cutoff for one in get_close_matches(base.lower(), known, n=3)]
+    if match := re.fullmatch(r"(.+?)(?:[@_.]?([1-9]\d*))?", str(name).lower()):
+        base = _NAMED_ELSEWHERE.get(match[1], match[1])
+        if base in known:
+            near = [f"{base}@{match[2]}" if match[2] else base]
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     return ValueError(f"Unknown {what} {name!r}.{hint} Known: {', '.join(known)}.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,10 @@ from torch import Tensor
 from lightning_rank.data.batches import RankingDataset
 
 MOST_NAMED = 10
+# Training steps on a device after which their losses are looked at, as that waits for all of them.
+LOOK_EVERY = 50
+Seen = tuple[int, int, Tensor, Mapping[str, Tensor]]
+"""Epoch, batch, loss, and the batch's queries."""
 
 
 def explain_divergence(
@@ -44,6 +48,26 @@ def explain_divergence(
         f"Training stopped at batch {batch_idx} of epoch {epoch}: {what}{cause}{queries} {left}; go on from there, or anew, with a "
         "lower learning rate, with gradient_clip_val, or without what is wrong with the data."
     )
+
+
+def look(unseen: Sequence[Seen], *, module: Any, trainer: Any) -> None:
+    """Raise ValueError if one of the losses on a device that nobody has looked at is not finite."""
+    if not unseen:
+        return
+    losses = torch.stack([loss for _, _, loss, _ in unseen]).cpu()
+    for finite, (epoch, batch_idx, loss, batch) in zip(losses.isfinite().tolist(), unseen, strict=True):
+        if not finite:
+            what = f"the loss is {loss.item()}, seen up to {len(unseen)} steps later; on the CPU it is seen at once."
+            raise ValueError(explain_divergence(what, batch, batch_idx, epoch, module=module, trainer=trainer))
+
+
+def bad_gradient(module: Any) -> str | None:
+    """The name of the first weight whose gradient is not finite; None: all are. Waits for a device."""
+    for name, weight in module.named_parameters():
+        # A sum is the cheapest look at all values; it may itself overflow.
+        if weight.grad is not None and not weight.grad.sum().isfinite() and not weight.grad.isfinite().all():
+            return name
+    return None
 
 
 def last_checkpoint(trainer: Any) -> str | None:

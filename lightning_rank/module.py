@@ -12,13 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_rank.conventions import values_are_free
-from lightning_rank.divergence import explain_divergence
+from lightning_rank.divergence import LOOK_EVERY, Seen, bad_gradient, explain_divergence, look
 from lightning_rank.losses import RankingLoss
 from lightning_rank.losses import loss as loss_of_name
 from lightning_rank.models import MLPScorer
-
-# Training steps on a device after which their losses are looked at, as that waits for all of them.
-_LOOK_EVERY = 50
 
 
 class RankingModuleMixin:
@@ -70,8 +67,7 @@ class RankingModuleMixin:
         self._step: tuple[dict[str, Tensor], int, Tensor] | None = (
             None  # batch, its number and scores, until the optimiser's step
         )
-        # Losses on a device that nobody has looked at: epoch, batch, value, and the batch's queries.
-        self._unseen: list[tuple[int, int, Tensor, dict[str, Tensor]]] = []
+        self._unseen: list[Seen] = []  # losses on a device that nobody has looked at
 
     def setup(self, stage: str) -> None:
         datamodule = self.trainer.datamodule
@@ -99,7 +95,7 @@ class RankingModuleMixin:
             raise ValueError(self._explain(str(error), batch, batch_idx, preds)) from error
         if not values_are_free(loss):
             self._unseen.append((self.current_epoch, batch_idx, loss.detach(), {"query": batch["query"]}))
-            if len(self._unseen) == _LOOK_EVERY:
+            if len(self._unseen) == LOOK_EVERY:
                 self._look()
         elif not loss.isfinite():
             raise ValueError(self._explain(f"the loss is {loss.item()}.", batch, batch_idx, preds))
@@ -121,15 +117,8 @@ class RankingModuleMixin:
         )
 
     def _look(self) -> None:
-        """Raise if one of the losses on a device that nobody has looked at is not finite."""
         unseen, self._unseen = self._unseen, []
-        if not unseen:
-            return
-        losses = torch.stack([loss for _, _, loss, _ in unseen]).cpu()
-        for finite, (epoch, batch_idx, loss, batch) in zip(losses.isfinite().tolist(), unseen, strict=True):
-            if not finite:
-                what = f"the loss is {loss.item()}, seen up to {len(unseen)} steps later; on the CPU it is seen at once."
-                raise ValueError(explain_divergence(what, batch, batch_idx, epoch, module=self, trainer=self.trainer))
+        look(unseen, module=self, trainer=self.trainer)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         step, self._step = self._step, None
@@ -137,10 +126,8 @@ class RankingModuleMixin:
             step is None or getattr(self.trainer.precision_plugin, "scaler", None) is not None
         ):  # which leaves such steps out
             return
-        for name, weight in self.named_parameters():
-            # A sum is the cheapest look at all values; it may itself overflow.
-            if weight.grad is not None and not weight.grad.sum().isfinite() and not weight.grad.isfinite().all():
-                raise ValueError(self._explain(f"the loss is finite, the gradient of {name} is not.", *step))
+        if (name := bad_gradient(self)) is not None:
+            raise ValueError(self._explain(f"the loss is finite, the gradient of {name} is not.", *step))
 
     def on_validation_start(self) -> None:
         self._look()

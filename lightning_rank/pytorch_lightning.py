@@ -6,6 +6,7 @@ import pytorch_lightning as pl
 from lightning_fabric.plugins import TorchCheckpointIO
 
 from lightning_rank.callbacks import PredictionWriterMixin, RankingMonitorMixin
+from lightning_rank.callbacks_divergence import TerminateOnNaNMixin
 from lightning_rank.callbacks_gate import ReleaseGateMixin
 from lightning_rank.callbacks_report import RankingReportMixin
 from lightning_rank.callbacks_retrieval import RetrievalMonitorMixin
@@ -23,6 +24,7 @@ __all__ = [
     "RetrievalMonitor",
     "SafeCheckpointIO",
     "SyntheticDataModule",
+    "TerminateOnNaN",
 ]
 
 
@@ -44,6 +46,10 @@ class ReleaseGate(ReleaseGateMixin, pl.Callback):
 
 class RetrievalMonitor(RetrievalMonitorMixin, pl.Callback):
     __doc__ = RetrievalMonitorMixin.__doc__
+
+
+class TerminateOnNaN(TerminateOnNaNMixin, pl.Callback):
+    __doc__ = TerminateOnNaNMixin.__doc__
 
 
 class SafeCheckpointIO(SafeCheckpointIOMixin, TorchCheckpointIO):

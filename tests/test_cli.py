@@ -95,6 +95,23 @@ def test_validate_and_test_repeat_what_fit_measured(fitted):
     assert re.search(r"val/ndcg@10\D+?\d\.\d+", run("validate", *config, cwd=folder))
 
 
+def test_without_a_logger_evaluation_writes_no_configuration_and_fit_none_over_another(fitted, tmp_path):
+    config = fitted[0] / "lightning_logs" / "version_0" / "config.yaml"
+    (checkpoint,) = config.parent.glob("checkpoints/best-*.ckpt")
+    given = ["--config", str(config), "--trainer.logger=false"]
+    for command in ("test", "validate", "test"):
+        output = run(command, *given, "--ckpt_path", str(checkpoint), cwd=tmp_path)
+        assert "ndcg@10" in output
+        assert list(tmp_path.iterdir()) == []
+    short = ["--trainer.max_epochs=1"]
+    run("fit", *given, *short, cwd=tmp_path)
+    written = (tmp_path / "config.yaml").read_text()
+    output = run("fit", *given, *short, cwd=tmp_path, status=1)
+    assert re.search(rf"lightning-rank: error: .*{tmp_path}/config\.yaml is there already: move it away", output)
+    assert "Traceback" not in output
+    assert (tmp_path / "config.yaml").read_text() == written
+
+
 def test_a_seed_gives_the_same_numbers_twice(fitted, tmp_path):
     small = ["--data.num_train=60", "--data.num_val=20", "--data.num_test=20", "--trainer.max_epochs=3"]
     again = run("fit", "--config", str(CONFIGS / "synthetic.yaml"), *small, cwd=tmp_path)

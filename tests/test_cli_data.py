@@ -17,6 +17,7 @@ from lightning_rank.data.batches import RankingDataset
 from lightning_rank.data.cache import open_cache
 from lightning_rank.data.inspection import inspect
 from lightning_rank.data.letor import read_letor
+from lightning_rank.pytorch_lightning import LetorDataModule
 
 TEXT = """2 qid:a 1:0.5 2:7 3:1
 0 qid:a 1:0.25 2:7 3:2
@@ -37,6 +38,24 @@ def run(command: str, capsys, status: int = 0) -> tuple[str, str]:
     assert cli.main(["data", *command.split()]) == status
     said = capsys.readouterr()
     return said.out, said.err
+
+
+def test_the_folder_of_converted_data_sets_is_told_from_one_of_them(folder, capsys):
+    (folder / "other.txt").write_text(TEXT.replace("qid:a", "qid:z"))
+    made = {name: run(f"convert {name} --cache made", capsys)[0].splitlines()[0] for name in ("train.txt", "other.txt")}
+    assert run(f"inspect {made['train.txt']}", capsys)[0].startswith("queries   3")
+    told = run("inspect made", capsys, status=1)[1]
+    assert re.search(
+        r"got the directory '\S+/made', into which data sets were converted\. Give the one that is meant: ", told
+    )
+    for name, path in made.items():
+        assert f"'{path}' (of {name})" in told
+    with pytest.raises(FileNotFoundError, match=rf"'{made['other.txt']}' \(of other\.txt\)"):
+        LetorDataModule(train="made").setup("fit")
+    (folder / made["other.txt"] / "manifest.json").write_text("{")
+    told = run("inspect made", capsys, status=1)[1]
+    assert made["train.txt"] in told
+    assert made["other.txt"] not in told, "damaged"
 
 
 def test_convert_says_where_it_lies_and_what_it_is(folder, capsys):

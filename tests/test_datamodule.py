@@ -222,7 +222,7 @@ def test_killed_in_an_epoch_or_at_its_end_training_goes_on_with_the_same_batches
 
 
 DDP = """
-import json, sys
+import json, os, sys
 import pytorch_lightning as pl, torch
 from lightning_rank.models import MLPScorer
 from lightning_rank.pytorch_lightning import LetorDataModule, RankingModule, RankingMonitor
@@ -247,6 +247,8 @@ value = run.callback_metrics["val/ndcg@10"].item()
 facts = {"seen": Record.seen, "value": value, "weight": module.scorer.network[0].weight.tolist()}
 with open(f"{folder}/{devices}-{run.global_rank}.json", "w") as file:
     json.dump(facts, file)
+# A thread of gloo that lets go of a tensor as Python ends may abort the process.
+os._exit(0)
 """
 
 

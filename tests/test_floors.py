@@ -19,7 +19,7 @@ FLOORS = (
     ("offline", "checkpoints", "divergence", "gathering"),
     ("report",),
     ("callbacks", "module", "datamodule", "gate"),
-    ("callbacks_gate", "callbacks_report", "callbacks_retrieval"),
+    ("callbacks_divergence", "callbacks_gate", "callbacks_report", "callbacks_retrieval"),
     ("pytorch_lightning", "lightning"),  # the third floor, joined to each Lightning package
     ("cli", "__init__"),
 )

@@ -17,16 +17,13 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
-import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from measuring import Usage, process
 
 from lightning_rank.report.tables import print_table
 
@@ -98,29 +95,6 @@ def write_files(folder: Path, queries: int, documents: int) -> None:
         lines += [f"{query} 0 {document} 1\n" for document in row[ranks].tolist()]
         lines += [f"{query} 0 99999999 1\n"] if generator.random() < 0.2 else []
     (folder / "qrels.txt").write_text("".join(lines))
-
-
-class Usage(NamedTuple):
-    """What a process took."""
-
-    seconds: float
-    cpu: float
-    megabytes: float
-
-
-def process(code: str, *args: str | Path) -> tuple[str, Usage]:
-    """What a Python process prints, and what it took."""
-    start = time.perf_counter()
-    child = subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    out = child.stdout.read()
-    _, status, usage = os.wait4(child.pid, 0)
-    took = time.perf_counter() - start
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"A process failed with status {child.returncode}.")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return out, Usage(took, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit / 1e6)
 
 
 def means(out: str) -> list[float]:

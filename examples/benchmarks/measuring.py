@@ -1,12 +1,15 @@
-"""How the benchmarks measure: median times, and the peak of memory in a process of its own."""
+"""How the benchmarks measure: median times, the peak of memory in a process of its own, what a whole process takes."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 
 def seconds(run: Callable[[], object], budget: float = 1.5) -> float:
@@ -49,3 +52,26 @@ def printed_by(script: str, *args: str) -> str | None:
         sys.stderr.write(done.stderr)
         return None
     return done.stdout.strip()
+
+
+class Usage(NamedTuple):
+    """What a process took."""
+
+    seconds: float
+    cpu: float
+    megabytes: float
+
+
+def process(code: str, *args: str | Path) -> tuple[str, Usage]:
+    """What Python code prints in a process of its own, and what that took."""
+    start = time.perf_counter()
+    child = subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    out = child.stdout.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    took = time.perf_counter() - start
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"A process failed with status {child.returncode}.")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return out.strip(), Usage(took, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit / 1e6)

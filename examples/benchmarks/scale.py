@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,9 +27,10 @@ import time
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from measuring import Usage, process
 
 from lightning_rank.report.tables import print_table
 
@@ -86,29 +86,6 @@ def write_text(path: Path, lines: int, seed: int = 0) -> None:
             text.writelines(f"{grade} qid:{len(lengths)}{body}" for grade, body in zip(grades, picked, strict=True))
             plain.writelines(f"{grade}{body}" for grade, body in zip(grades, picked, strict=True))
     Path(f"{path.with_suffix('.plain')}.query").write_text("\n".join(map(str, lengths)))
-
-
-class Usage(NamedTuple):
-    """What a process took."""
-
-    seconds: float
-    cpu: float
-    megabytes: float
-
-
-def process(code: str, *args: str | Path) -> tuple[str, Usage]:
-    """What a Python process prints, and what it took."""
-    start = time.perf_counter()
-    child = subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    out = child.stdout.read()
-    _, status, usage = os.wait4(child.pid, 0)
-    took = time.perf_counter() - start
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"A process failed with status {child.returncode}.")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return out.strip(), Usage(took, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit / 1e6)
 
 
 def compare_converting(path: Path, folder: Path, repeats: int) -> None:

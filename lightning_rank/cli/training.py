@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import operator
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_utilities.core.imports import compare_version
 from pytorch_lightning import LightningDataModule
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar, RichProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
@@ -97,9 +99,7 @@ class RankingCLI(LightningCLI):
             )
         shows_progress = trainer.get("enable_progress_bar") is not False
         if shows_progress and not has(ProgressBar) and find_spec("rich") is not None:
-            from pytorch_lightning.callbacks import RichProgressBar
-
-            callbacks.append(RichProgressBar(leave=False))
+            callbacks.append(_RichProgressBar(leave=False))
         if self.subcommand == "predict":
             callbacks.append(self._get(self.config_init, "predictions"))
         logger = trainer.get("logger")
@@ -218,6 +218,30 @@ class RankingCLI(LightningCLI):
         print_table(title, ["", *columns], [[name, *(f"{c[name]:.4f}" for c in columns.values())] for name in keys])
 
 
+class _SaveConfig(SaveConfigCallback):
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # Without a logger the folder is that of work, where only what a checkpoint is used with is worth a file.
+        if trainer.logger is None and stage != "fit":
+            return
+        try:
+            super().setup(trainer, pl_module, stage)
+        except RuntimeError as error:
+            if "to NOT exist" not in str(error):
+                raise
+            folder = Path(trainer.log_dir).absolute()
+            raise FileExistsError(
+                f"The configuration of a run is written beside its results, and {folder / self.config_filename} is there already: "
+                "move it away, or give another folder (--trainer.default_root_dir FOLDER, or another version of the logger)."
+            ) from error
+
+
+class _RichProgressBar(RichProgressBar):
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        # Lightning before 2.5.4 fails where there is nothing to validate on.
+        if self.val_sanity_progress_bar_id is not None:
+            super().on_sanity_check_end(trainer, pl_module)
+
+
 @torch.no_grad()
 def evaluate(
     data: RankingDataset, score: Callable[[dict[str, Tensor]], Tensor], metrics: RankingMetrics
@@ -244,6 +268,7 @@ def run(args: list[str] | None) -> None:
         LightningDataModule,
         subclass_mode_data=True,
         seed_everything_default=0,
+        save_config_callback=_SaveConfig,
         trainer_defaults={"max_epochs": 50},
         parser_kwargs={
             "version": __version__,
@@ -255,3 +280,10 @@ def run(args: list[str] | None) -> None:
         },
         args=args,
     )
+    # Else threads of gloo may abort the process as Python ends; with PyTorch 2.4 this may wait for them for ever.
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and compare_version("torch", operator.ge, "2.13.0", use_base_version=True)
+    ):
+        torch.distributed.destroy_process_group()

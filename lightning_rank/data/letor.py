@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -150,12 +151,30 @@ def letor_items(
 
 def existing_file(path: Path) -> Path:
     if path.is_dir():
+        held = _converted(path)
+        if held:
+            raise FileNotFoundError(
+                f"Expected a file or a converted data set, got the directory '{path.absolute()}', into which data sets were "
+                f"converted. Give the one that is meant: {'; '.join(held[:5])}{'; …' if len(held) > 5 else ''}."
+            )
         raise FileNotFoundError(f"Expected a LETOR file, got the directory '{path.absolute()}'; it holds {_names(path)}.")
     if not path.exists():
         folder = path.absolute().parent
         hint = f"the directory holds {_names(folder, path.name)}" if folder.is_dir() else f"no directory '{folder}' either"
         raise FileNotFoundError(f"No LETOR file '{path.absolute()}'; {hint}.")
     return path
+
+
+def _converted(folder: Path) -> list[str]:
+    """The data sets that ``convert`` made in a folder, the newest first, each with the files that it was made of."""
+    held = []
+    for manifest in sorted(folder.glob("[!.]*/manifest.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            sources = ", ".join(source["name"] for source in json.loads(manifest.read_bytes())["sources"])
+        except (ValueError, KeyError, TypeError, OSError):
+            continue  # not ours, or damaged
+        held.append(f"'{manifest.parent}' (of {sources})")
+    return held
 
 
 def _names(folder: Path, wanted: str = "") -> str:

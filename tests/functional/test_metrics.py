@@ -21,6 +21,7 @@ from lightning_rank.conventions import DENOMINATORS
 from lightning_rank.entries import resolve, values_of
 from lightning_rank.functional.metrics import METRICS, MetricSpec, find_metric
 from lightning_rank.functional.ranking import rank, rank_in_blocks
+from lightning_rank.metrics import RankingMetrics
 from tests import reference
 from tests.conftest import (
     CUTOFFS,
@@ -638,6 +639,15 @@ def test_grade_above_the_best_grade_there_is():
 def test_unknown_metric_names_the_nearest():
     with pytest.raises(ValueError, match=r"Unknown metric 'ndgc'.*Did you mean 'ndcg'"):
         find_metric("ndgc")
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("ndcg_cut_10", "ndcg@10"), ("P_5", "precision@5"), ("recip_rank", "mrr"), ("map10", "map@10"), ("P@10", "precision")],
+)
+def test_names_of_other_tools_are_translated(name, here):
+    with pytest.raises(ValueError, match=rf"Unknown metric '\w+'\. Did you mean '{here}'\?"):
+        RankingMetrics([name])
 
 
 @every_metric

@@ -190,6 +190,13 @@ def test_lists_of_names():
     ("name", "words"),
     [
         ("ndgc@10", r"Unknown measure 'ndgc@10'.*ndcg"),
+        ("P@10", r"Unknown measure 'P@10'\. Did you mean 'precision@10'\?"),
+        ("R@100", r"Did you mean 'recall@100'\?"),
+        ("AP", r"Did you mean 'map'\?"),
+        ("ndcg_cut@10", r"Did you mean 'ndcg@10'\?"),
+        ("ndcg_10", r"Did you mean 'ndcg@10'\?"),
+        ("recip_rank_10", r"Did you mean 'mrr@10'\?"),
+        ("hits@1", r"Did you mean 'hit_rate@1'\?"),
         ("recip_rnk", r"Unknown measure 'recip_rnk'.*recip_rank"),
         ("ndcg@0", r"0"),
         ("P_0", r"whole numbers >= 1"),
