@@ -10,10 +10,13 @@ lengths). Each is run `--repeats` times in turn (once if it takes more than a mi
 fastest counts.
 
 `train`: an epoch of an MLP on that data set with Trainer, RankingModule and LetorDataModule, against a hand-written loop of plain
-PyTorch on the same batches, its data in memory; the same validation with and without RankingMonitor. All on one thread and in CPU
-seconds, as two threads on a machine that others use wait for one another. And the peak of memory that an epoch takes for a quarter
-of the queries and for all of them; what counts is memory that the mapped file does not back (RssAnon): the system takes the rest
-back when it needs it.
+PyTorch on the same batches, its data in memory. And the peak of memory that an epoch takes for a quarter of the queries and for all
+of them; what counts is memory that the mapped file does not back (RssAnon): the system takes the rest back when it needs it.
+
+`validate`: a validation with and without RankingMonitor, by a small MLP and by one of a usual size; "in its hooks" is the CPU time
+that passes there, which noise does not reach as it does the difference of two epochs.
+
+The last two run on one thread and count CPU seconds, as two threads on a machine that others use wait for one another.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from measuring import Usage, process
 
 from lightning_rank.report.tables import print_table
 
-FEATURES, PER_QUERY, BATCHES = 136, 120, (64, 256)
+FEATURES, PER_QUERY, BATCHES, HIDDEN = 136, 120, (64, 256), ((64, 32), (512, 256, 128))
+PARTS = ("convert", "train", "validate")
 CONVERT = """
 import sys
 from lightning_rank.data.cache import convert
@@ -121,10 +125,10 @@ def compare_converting(path: Path, folder: Path, repeats: int) -> None:
 # Training -------------------------------------------------------------------------------------------------------------
 
 
-def mlp() -> Any:
+def mlp(hidden: tuple[int, ...] = HIDDEN[0]) -> Any:
     from lightning_rank.models import MLPScorer
 
-    return MLPScorer([64, 32], num_features=FEATURES)
+    return MLPScorer(hidden, num_features=FEATURES)
 
 
 def work_trainer(folder: str, batch_size: int, part: float) -> dict[str, float]:
@@ -206,21 +210,39 @@ def work_loop(folder: str, batch_size: int, part: float) -> dict[str, float]:
     return {"seconds": seconds, "resident": rss("VmHWM")}
 
 
-def work_validate(folder: str, batch_size: int, part: float) -> dict[str, float]:
-    """CPU seconds of a validation epoch with a monitor and without, the least of five, in turn."""
+def work_validate(folder: str, batch_size: int, part: float, hidden: tuple[int, ...] = HIDDEN[0]) -> dict[str, float]:
+    """CPU seconds of a validation epoch with a monitor and without, and of the hooks of the monitor, the least of five, in turn."""
     from lightning_rank.pytorch_lightning import LetorDataModule, RankingModule, RankingMonitor
 
+    def timed(hook: Any) -> Any:
+        def run(*arguments: Any, **named: Any) -> None:
+            start = time.process_time()
+            hook(*arguments, **named)
+            times["hooks"][-1] += time.process_time() - start
+
+        return run
+
     data = LetorDataModule(val=folder, batch_size=batch_size)
-    module = RankingModule(mlp(), loss="softmax")
-    times: dict[str, list[float]] = {"without": [], "with": []}
+    module = RankingModule(mlp(hidden), loss="softmax")
+    times: dict[str, list[float]] = {"without": [], "with": [], "hooks": []}
     for _ in range(5):
-        for name in times:
-            monitor = [RankingMonitor(["ndcg@10", "map", "mrr"], advice=False)] if name == "with" else []
-            trainer = plain_trainer(monitor, limit_val_batches=part)
+        for name in ("without", "with"):
+            callbacks = []
+            if name == "with":
+                monitor = RankingMonitor(["ndcg@10", "map", "mrr"], advice=False)
+                for hook in ("on_validation_epoch_start", "on_validation_batch_end", "on_validation_epoch_end"):
+                    setattr(monitor, hook, timed(getattr(monitor, hook)))
+                callbacks.append(monitor)
+                times["hooks"].append(0.0)
+            trainer = plain_trainer(callbacks, limit_val_batches=part)
             start = time.process_time()
             trainer.validate(module, datamodule=data, verbose=False)
             times[name].append(time.process_time() - start)
     return {name: min(values) for name, values in times.items()}
+
+
+def work_validate_usual(folder: str, batch_size: int, part: float) -> dict[str, float]:
+    return work_validate(folder, batch_size, part, HIDDEN[1])
 
 
 def rss(key: str) -> float:
@@ -229,7 +251,7 @@ def rss(key: str) -> float:
         return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1e3
 
 
-WORK = {"trainer": work_trainer, "loop": work_loop, "validate": work_validate}
+WORK = {"trainer": work_trainer, "loop": work_loop, "validate": work_validate, "validate_usual": work_validate_usual}
 
 
 def worked(name: str, folder: Path, batch_size: int, part: float = 1.0) -> dict[str, float]:
@@ -253,14 +275,10 @@ def compare_training(folder: Path, repeats: int) -> None:
             for name, results in runs.items():
                 results.append(worked(name, folder, size))
         trainer, loop = (min(result["seconds"] for result in results) for results in runs.values())
-        validation = worked("validate", folder, size)
-        rows.append(
-            [f"{size}", f"{trainer:.2f}", f"{loop:.2f}", f"{loop / trainer:.0%}", f"{validation['without']:.2f}",
-             f"{validation['with'] / validation['without'] - 1:+.1%}"]
-        )  # fmt: skip
+        rows.append([f"{size}", f"{trainer:.2f}", f"{loop:.2f}", f"{loop / trainer:.0%}"])
     print_table(
         f"An epoch of {queries:,} queries, CPU seconds, the least of {repeats}",
-        ["queries a batch", "Trainer", "loop by hand", "throughput", "validation", "RankingMonitor"],
+        ["queries a batch", "Trainer", "loop by hand", "throughput"],
         rows,
     )
     parts = [worked("trainer", folder, BATCHES[0], part)["anonymous"] for part in (0.25, 1.0)]
@@ -270,10 +288,26 @@ def compare_training(folder: Path, repeats: int) -> None:
     )
 
 
+def compare_validation(folder: Path) -> None:
+    rows = []
+    for name, hidden in zip(("validate", "validate_usual"), HIDDEN, strict=True):
+        for size in BATCHES:
+            took = worked(name, folder, size)
+            rows.append(
+                ["-".join(map(str, hidden)), f"{size}", f"{took['without']:.2f}", f"{took['with'] / took['without'] - 1:+.1%}",
+                 f"{took['hooks'] / took['without']:.1%}"]
+            )  # fmt: skip
+    print_table(
+        "A validation epoch, CPU seconds, the least of 5",
+        ["MLP", "queries a batch", "without a monitor", "with RankingMonitor", "in its hooks"],
+        rows,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=1_200_000)
-    parser.add_argument("--parts", nargs="+", choices=("convert", "train"), default=("convert", "train"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -289,8 +323,12 @@ def main() -> None:
         write_text(path, options.lines)
         if "convert" in options.parts:
             compare_converting(path, Path(folder), options.repeats)
+        if {"train", "validate"} & {*options.parts}:
+            cache = Path(process(CONVERT, path, Path(folder, "cache"))[0])
         if "train" in options.parts:
-            compare_training(Path(process(CONVERT, path, Path(folder, "cache"))[0]), options.repeats)
+            compare_training(cache, options.repeats)
+        if "validate" in options.parts:
+            compare_validation(cache)
 
 
 if __name__ == "__main__":
