@@ -57,6 +57,8 @@ def as_numbers(flags: Tensor, dtype: torch.dtype) -> Tensor:
 
 def count(flags: Tensor) -> Tensor:
     """How many are True on the last axis -> int64."""
-    if values_are_free(flags) and flags.shape[-1] <= 2**24:  # up to there float32 holds all whole numbers
+    if not values_are_free(flags):
+        return flags.sum(-1)
+    if flags.shape[-1] < 1024:
         return as_numbers(flags, torch.float32).sum(-1).long()
-    return flags.sum(-1)
+    return torch.from_numpy(flags.numpy().sum(axis=-1))  # without an array of numbers

@@ -106,8 +106,8 @@ class Lists:
         raise NotImplementedError
 
     def blocks(self, max_items: int, depth: int | None) -> list[tuple[int, int]]:
-        """First query and number of queries of parts of about ``max_items`` items, or one query; only those items count that an
-        order of this ``depth`` takes up."""
+        """First query and number of queries of parts of about ``max_items`` items, up to twice as many, or one query; only those
+        items count that an order of this ``depth`` takes up."""
         raise NotImplementedError
 
     def part(self, first: int, number: int) -> tuple[Lists, Callable[[Tensor], Tensor]]:
@@ -269,7 +269,7 @@ class PaddedLists(Lists):
 
     def blocks(self, max_items: int, depth: int | None) -> list[tuple[int, int]]:
         width = self.shape[1] if depth is None else min(self.shape[1], depth * MUCH_LONGER)
-        number = max(max_items // max(width, 1), 1)
+        number = -(-self.num_queries // max(self.num_queries * width // max_items, 1))
         return [(first, min(number, self.num_queries - first)) for first in range(0, self.num_queries, number)]
 
     def part(self, first: int, number: int) -> tuple[PaddedLists, Callable[[Tensor], Tensor]]:
@@ -390,7 +390,8 @@ class JaggedLists(Lists):
     def blocks(self, max_items: int, depth: int | None) -> list[tuple[int, int]]:
         # A query belongs to the block in which it starts.
         starts = self.starts.contiguous()
-        bounds = torch.searchsorted(starts, torch.arange(0, self.num_items, max_items)).unique().tolist()
+        size = -(-self.num_items // max(self.num_items // max_items, 1))
+        bounds = torch.searchsorted(starts, torch.arange(0, self.num_items, max(size, 1))).unique().tolist()
         return [(a, b - a) for a, b in itertools.pairwise([*bounds, self.num_queries])] if bounds else []
 
     def part(self, first: int, number: int) -> tuple[JaggedLists, Callable[[Tensor], Tensor]]:

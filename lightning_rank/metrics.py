@@ -15,7 +15,7 @@ from lightning_rank.conventions import check_number, options_of, sum_dtype, valu
 from lightning_rank.entries import SHARED_OPTIONS, Entry, odd_grades, one_cutoff, resolve, shared_options, values_of
 from lightning_rank.extras import extra
 from lightning_rank.functional.metrics import METRICS, MetricSpec, parse_name
-from lightning_rank.functional.ranking import Ranking, check_judgements, rank, rank_in_blocks
+from lightning_rank.functional.ranking import BLOCK, Ranking, check_judgements, rank, rank_in_blocks
 from lightning_rank.lists import arrange, check_grades, check_scores
 from lightning_rank.uncertainty import Interval, interval_of_mean
 
@@ -135,7 +135,7 @@ class _Streaming(Metric):
             (ranking.lists.ids, self._rows(ranking))
             for ranking in rank_in_blocks(
                 preds, target, mask=mask, indexes=indexes, offsets=offsets, judged=judged, ideal=ideal, ideal_mask=ideal_mask,
-                ties=self.ties, depth=self._depth,
+                ties=self.ties, depth=self._depth, max_items=BLOCK * -(-len(self.entries) // 12),
             )
         ]  # fmt: skip
         self._note(preds, target, mask)

@@ -23,6 +23,8 @@ from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check
 # Up to this grade the ideal DCG is counted by levels; beyond it, or with fractions, grades are sorted.
 MOST_LEVELS = 16
 
+# Items of a list whose grades NumPy sorts in less time than it takes to count their levels.
+SHORT = 512
 # Items that are ranked at a time on the CPU: beyond, the cache does not hold them.
 BLOCK = 2**17
 
@@ -102,7 +104,7 @@ class Judged:
     def _sorts_fast(self) -> bool:
         """Whether NumPy sorts the grades, with vector instructions, in less time than it takes to count levels."""
         of_float32 = self.value_dtype == torch.float32 and values_are_free(self._grade)
-        return of_float32 and isinstance(self._lists, PaddedLists)
+        return of_float32 and isinstance(self._lists, PaddedLists) and self._grade.shape[-1] <= SHORT
 
     def _ideal_dcg_of_levels(self, top_k: int | None, gain: Gain, scaled: bool) -> Tensor:
         # The items of grade v or more fill the first ranks, so that each level adds the step of its gain to all of them.
