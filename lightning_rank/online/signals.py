@@ -472,7 +472,7 @@ class DwellTime(Signal):
     def _collect(self, facts: Facts) -> list[polars.DataFrame]:
         pl = load_polars()
         until = pl.col("until")
-        capped = pl.min_horizontal(until, pl.lit(round(self.cap * SECOND)))
+        capped = until.clip(upper_bound=round(self.cap * SECOND))  # null, whose end was not seen, stays null
         clicks = facts.steps.filter(pl.col("kind") == CLICK)
         sums = {self._columns[0]: capped, "observed": until.is_not_null().cast(pl.Int64), "clicks": 1}
         return [facts.per_user(clicks.with_columns(until.alias("until")), **sums)]

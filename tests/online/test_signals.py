@@ -79,6 +79,7 @@ def test_signals_are_those_of_plain_loops(rows):
     )
     dwell, times = found["dwell"], np.minimum(reference.dwell, 1800)
     assert (dwell.observed, dwell.censored) == (len(times), reference.censored)
+    assert signals.units("dwell").numerator.sum() == pytest.approx(times.sum()), "without those whose end nobody saw"
     assert dwell.capped == sum(t > 1800 for t in reference.dwell)
     if len(times):
         expected = [np.median(times), np.mean(times), np.mean(np.log1p(times))]
