@@ -52,6 +52,22 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_units_by_day_give_the_length_of_the_experiment(folder, capsys):
+    run("experiment plan --config plan.yaml --output plan.json")
+    assert run("signals log.parquet --by-day") == 1
+    assert "--by-day is of the rows that --units FILE writes" in capsys.readouterr().err
+    reports = {}
+    for name, how in (("users.csv", ""), ("days.csv", "--by-day"), ("days.parquet", "--by-day")):
+        assert run(f"signals log.parquet --units {name} {how}") == 0
+        assert ("without ctr_per_user in days" in capsys.readouterr().err) == bool(how)
+        assert run(f"experiment evaluate --plan plan.json {name} --output {name}.json") == 0
+        reports[name] = json.loads((folder / f"{name}.json").read_text())
+    assert pl.read_parquet("days.parquet")["day"].dtype == pl.Date
+    assert [report["days"] for report in reports.values()] == [None, 14, 14]
+    values = [report["primary"]["new"]["pvalue"] for report in reports.values()]
+    assert values == pytest.approx([values[0]] * 3)
+
+
 def test_from_a_log_to_a_verdict(folder, capsys):
     assert run("experiment plan --config plan.yaml --output plan.json") == 0
     assert "694 users (347 in the smallest of 2 arms), 14 days" in capsys.readouterr().out

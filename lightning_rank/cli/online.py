@@ -50,6 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     signals.add_argument("--output", metavar="JSON", help="write everything as JSON")
     signals.add_argument("--units", metavar="FILE", help="write a row per user, CSV or Parquet, for `experiment evaluate`")
 
+    signals.add_argument(
+        "--by-day", action="store_true", help="with --units: a row per user and day (UTC), as whole weeks need"
+    )
+
     experiment = commands.add_parser("experiment", help="plan an experiment, and evaluate it by its plan")
     steps = experiment.add_subparsers(dest="step", required=True)
     plan = steps.add_parser("plan", help="how many users and days")
@@ -89,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _signals(options: argparse.Namespace) -> int:
+    if options.by_day and not options.units:
+        raise ValueError("--by-day is of the rows that --units FILE writes; give that too.")
     signals = Signals(session_gap=options.session_gap)
     chosen = options.only or list(signals.signals)
     chosen_signals = {name: signals[name] for name in chosen}
@@ -99,7 +105,9 @@ def _signals(options: argparse.Namespace) -> int:
             if columns and have >= set(NEEDED):
                 print(f"without {name}: the log has no {', '.join(sorted(columns))}", file=sys.stderr)
                 del chosen_signals[name]
-    signals = Signals(chosen_signals, session_gap=options.session_gap)
+    signals = Signals(chosen_signals, session_gap=options.session_gap, by_day=options.by_day)
+    if left_out := [name for name in chosen_signals if options.by_day and not signals[name].adds_up]:
+        print(f"without {', '.join(left_out)} in {options.units}: it does not add up over days", file=sys.stderr)
     signals.read(*options.log, order=options.order)
     # Users in two arms are an error here, before anything is printed.
     by_arm = signals.by_arm(alpha=options.alpha, mixed=options.mixed)
@@ -119,6 +127,8 @@ def _signals(options: argparse.Namespace) -> int:
         if not tables:
             raise ValueError("A row per user needs the `arm` of the users, but the log has none.")
         frame = pl.concat([pl.DataFrame(table) for table in tables])
+        if options.by_day:
+            frame = frame.with_columns(pl.col("day").cast(pl.Int32).cast(pl.Date))
         with writing(options.units, overwrite=options.overwrite) as file:
             frame.write_parquet(file) if options.units.endswith(".parquet") else frame.write_csv(file)
     return 0

@@ -237,6 +237,8 @@ class Experiment:
     def update_from(self, signals: Signals, *, mixed: str = "refuse") -> None:
         """Adds the users of a log: of each signal the columns ``<name>_sum`` and ``<name>_n``, whose ratio it is.
 
+        With ``Signals(by_day=True)`` their days too, without signals whose days do not add up (``ctr_per_user``).
+
         Raises:
             ValueError: an arm of the experiment that the log lacks, or one in the log that is not in the experiment.
         """
@@ -245,7 +247,7 @@ class Experiment:
             raise ValueError(f"The log must have the arms {list(self.weights)}, got {unknown[0]!r} too.")
         for arm in self.weights:
             columns = user_table(signals, arm, mixed=mixed)
-            self.update(arm, unit=columns.pop("unit"), **columns)
+            self.update(arm, unit=columns.pop("unit"), day=columns.pop("day", None), **columns)
 
     def __or__(self, other: Experiment) -> Experiment:
         if not isinstance(other, Experiment):
@@ -450,17 +452,31 @@ class Experiment:
 
 
 def user_table(signals: Signals, arm: str, *, mixed: str = "refuse") -> dict[str, Any]:
-    """``unit``, and of each signal ``<name>_sum`` and ``<name>_n``, for every user of an arm in a log."""
-    users = list(dict.fromkeys(signals._of(arm, mixed)[0]["user"].to_list()))
-    place = {user: i for i, user in enumerate(users)}
-    columns: dict[str, Any] = {"unit": users}
-    for name in signals.signals:
-        units = signals.units(name, arm, mixed=mixed)
-        rows = [place[user] for user in units.unit]
-        for suffix, values in (("sum", units.numerator), ("n", units.denominator)):
-            columns[f"{name}_{suffix}"] = np.zeros(len(users))
-            columns[f"{name}_{suffix}"][rows] = values
-    return columns
+    """``unit``, and of each signal ``<name>_sum`` and ``<name>_n``, for every user of an arm in a log.
+
+    Of signals by day there is a row per user and day, ``day`` counts from 1970, and signals whose days do not add up are left out.
+    """
+    names = [name for name, signal in signals.signals.items() if signal.adds_up or not signals.by_day]
+    columns: dict[str, list[Any]] = {"unit": [], "day": []}
+    columns |= {f"{name}_{suffix}": [] for name in names for suffix in ("sum", "n")}
+    for day, table in signals.tables(arm, mixed=mixed).items():
+        users = list(dict.fromkeys(table["user"].to_list()))
+        place = {user: i for i, user in enumerate(users)}
+        columns["unit"] += users
+        columns["day"] += [day] * len(users)
+        for name in names:
+            units = signals[name]._units(table)
+            rows = [place[user] for user in units.unit]
+            for suffix, values in (("sum", units.numerator), ("n", units.denominator)):
+                column = np.zeros(len(users))
+                column[rows] = values
+                columns[f"{name}_{suffix}"].append(column)
+    if not signals.by_day:
+        del columns["day"]
+    return {
+        name: column if name in ("unit", "day") else np.concatenate([np.zeros(0), *column])
+        for name, column in columns.items()
+    }
 
 
 @dataclass(frozen=True, eq=False)

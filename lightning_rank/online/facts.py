@@ -18,17 +18,21 @@ if TYPE_CHECKING:
 _MIX = [np.uint64(k) for k in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)]
 
 
+DAY = 86_400 * SECOND
+
+
 class Facts:
     """The events of whole sessions as frames that are made when first needed.
 
-    A key ``u`` is a user in an arm, ``s`` one of its searches, ``i`` a result of a search, ``session`` one of its sessions.
+    A key ``u`` is a user in an arm (on a day, if asked for), ``s`` one of its searches, ``i`` a result of a search, ``session`` one
+    of its sessions.
 
     Attributes:
-        users: u, user, arm.
+        users: u, user, arm, and the day since 1970.
         counts: what was left out.
     """
 
-    def __init__(self, events: polars.DataFrame, *, session_gap: float, clock_skew: float) -> None:
+    def __init__(self, events: polars.DataFrame, *, session_gap: float, clock_skew: float, by_day: bool = False) -> None:
         pl = self._pl = load_polars()
         self.counts: Counter[str] = Counter()
         self._gap = round(session_gap * SECOND)
@@ -43,16 +47,36 @@ class Facts:
         if by_position.any():
             result = np.where(by_position.to_numpy(), _hashes(events["position"]), result)
         u = user * _MIX[0] + arm * _MIX[1]
+        if by_day:
+            events = events.with_columns(self._days(events, u, round(clock_skew * SECOND)))
+            u = u + _hashes(events["day"]) * _MIX[1]
         s = u + search * _MIX[2]
         keys = {"u": u, "s": s, "i": s + result * _MIX[3]}
         events = events.with_columns([pl.Series(name, key) for name, key in keys.items()])
-        self.users = events.select("u", "user", "arm").unique("u")
+        self.users = events.select("u", "user", "arm", *(["day"] if by_day else [])).unique("u")
         on_page = (pl.col("kind") == IMPRESSION) | (pl.col("kind") == CLICK)
         if events.filter(on_page)["search"].null_count():
             raise ValueError("Every impression and click must name its `search`, the result page.")
         shown, others = events.filter(pl.col("kind") == IMPRESSION), events.filter(pl.col("kind") != IMPRESSION)
         others = self._without_copies(others)
         self._keep_order_of_search(shown, others, round(clock_skew * SECOND))
+
+    def _days(self, events: polars.DataFrame, u: np.ndarray, skew: int) -> polars.Series:
+        """The day of each event, one for all of a session and all of a search: that on which they began, in UTC."""
+        pl = self._pl
+        rows = events.select("t", "search", "session", u=pl.Series(u)).with_row_index("row").sort("u", "t")
+        # No session by pauses is longer than one of these, whatever is left out of the log or moved later on.
+        starts = (pl.col("u") != pl.col("u").shift()) | (pl.col("t").diff() > self._gap + skew)
+        rows = rows.with_columns(starts.fill_null(value=True).cum_sum().alias("visit"), (pl.col("t") // DAY).alias("day"))
+        while True:
+            day = pl.col("day")
+            earlier = rows.with_columns(day.min().over("visit"))
+            for name in ("search", "session"):
+                first = pl.when(pl.col(name).is_not_null()).then(day.min().over("u", name)).otherwise(day)
+                earlier = earlier.with_columns(first.alias("day"))
+            if earlier["day"].equals(rows["day"]):
+                return rows.sort("row")["day"]
+            rows = earlier
 
     def _without_copies(self, others: polars.DataFrame) -> polars.DataFrame:
         """Rows but impressions, once each, by time."""

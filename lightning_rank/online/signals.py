@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -24,10 +23,11 @@ import numpy as np
 from lightning_rank.online.events import CLICK, CONVERSION, SEARCH, SECOND, LogCounts, frame_of, load_polars, normalised
 from lightning_rank.online.events import read_pieces as _read_pieces
 from lightning_rank.online.facts import Facts
+from lightning_rank.online.rates import ClickPosition, Dwell, Rate
 from lightning_rank.online.similarity import folded, similar
 from lightning_rank.stats.checks import check_choice, number, probability
 from lightning_rank.stats.distributions import critical
-from lightning_rank.stats.results import Result, show
+from lightning_rank.stats.results import Result
 
 if TYPE_CHECKING:
     import polars
@@ -42,85 +42,6 @@ class Units(NamedTuple):
     unit: list[str]
     numerator: np.ndarray
     denominator: np.ndarray
-
-
-@dataclass(frozen=True)
-class Rate(Result):
-    """A ratio of sums over users.
-
-    Attributes:
-        value: numerator / denominator; NaN where nothing was seen.
-        low, high: normal interval by the delta method over users, which may reach beyond 0 and 1, where it is
-            shown as cut; NaN with fewer than two.
-        numerator, denominator: the sums; of a mean of users' rates the sum of the rates and the number of users.
-        users: users with a denominator above 0.
-        alpha: 1 - the level of the interval.
-    """
-
-    value: float
-    low: float
-    high: float
-    numerator: float
-    denominator: float
-    users: int
-    alpha: float
-
-    def __str__(self) -> str:
-        interval = f"[{show(max(self.low, 0.0))}, {show(min(self.high, 1.0))}] at {show(100 * (1 - self.alpha))} %"
-        return f"{show(self.value)} {interval} ({self.numerator:,.6g} / {self.denominator:,.6g}, {self.users:,} users)"
-
-
-@dataclass(frozen=True)
-class ClickPosition(Result):
-    """Where people click.
-
-    Attributes:
-        value: mean position of the clicked results.
-        first: mean position of the first click of a search.
-        reciprocal_rank: mean of 1 / position of that click over all searches, 0 without a click.
-        clicks: clicked results.
-        searches: searches.
-    """
-
-    value: float
-    first: float
-    reciprocal_rank: float
-    clicks: int
-    searches: int
-
-    def __str__(self) -> str:
-        return (
-            f"position {show(self.value)}, of the first click {show(self.first)}, reciprocal rank {show(self.reciprocal_rank)} "
-            f"({self.clicks:,} clicked results, {self.searches:,} searches)"
-        )
-
-
-@dataclass(frozen=True)
-class Dwell(Result):
-    """How long people stay on what they clicked, in seconds.
-
-    Attributes:
-        median, mean: of the clicks whose end was seen.
-        log_mean: mean of ln(1 + seconds).
-        clicks: all clicks.
-        observed: clicks with an end, the next search or click of the session.
-        censored: the last clicks of their sessions, whose end nobody saw; they are in no mean.
-        capped: clicks longer than the cap, which count as the cap.
-    """
-
-    median: float
-    mean: float
-    log_mean: float
-    clicks: int
-    observed: int
-    censored: int
-    capped: int
-
-    def __str__(self) -> str:
-        return (
-            f"median {show(self.median)} s, mean {show(self.mean)} s ({self.observed:,} of {self.clicks:,} clicks; the end of "
-            f"{self.censored:,} was not seen, {self.capped:,} capped)"
-        )
 
 
 class _State:
@@ -143,13 +64,15 @@ class _State:
 class _Accumulator:
     """What signals and groups of them share: a state, its updates and merges, values by arm."""
 
+    by_day = False
+
     def __init__(self, *, session_gap: float = 1800, clock_skew: float = 5) -> None:
         self._session_gap = number("session_gap", session_gap, above=0)
         self._clock_skew = number("clock_skew", clock_skew)
         if clock_skew < 0:
             raise ValueError(f"`clock_skew` must be at least 0, got {clock_skew:g}.")
         self._state = _State()
-        self._cache: tuple[polars.DataFrame, polars.DataFrame | None, Counter[str]] | None = None
+        self._cache: tuple[polars.DataFrame, polars.DataFrame | None, Counter[str], polars.DataFrame] | None = None
 
     def _signals(self) -> Sequence[Signal]:
         raise NotImplementedError
@@ -218,7 +141,7 @@ class _Accumulator:
 
     def _settle(self, piece: polars.DataFrame) -> tuple[polars.DataFrame, polars.DataFrame | None, Counter[str]]:
         pl = load_polars()
-        facts = Facts(piece, session_gap=self._session_gap, clock_skew=self._clock_skew)
+        facts = Facts(piece, session_gap=self._session_gap, clock_skew=self._clock_skew, by_day=self.by_day)
         sums, columns = facts.users, set()
         values = None
         for signal in self._signals():
@@ -242,8 +165,8 @@ class _Accumulator:
         made._state = self._state.merged(other._state)
         return made
 
-    def _tables(self) -> tuple[polars.DataFrame, polars.DataFrame | None, Counter[str]]:
-        """Sums by user and arm, single values, and counts, of all that has been seen."""
+    def _tables(self) -> tuple[polars.DataFrame, polars.DataFrame | None, Counter[str], polars.DataFrame]:
+        """Sums by user and arm, single values, and counts, of all that has been seen; the sums by day too, if asked for."""
         if self._cache is None:
             pl = load_polars()
             settled, values, counts = list(self._state.settled), list(self._state.values), Counter(self._state.counts)
@@ -253,9 +176,12 @@ class _Accumulator:
                 counts += found
                 values += [] if more is None else [more]
             table = _summed(settled) if settled else pl.DataFrame(schema={"user": pl.String, "arm": pl.String})
+            daily = table
+            if "day" in table.columns:
+                table = _summed([table.drop("day")])
             mixed = table.drop_nulls("arm").filter(pl.col("user").is_duplicated())["user"].unique()
             counts["mixed_users"] = len(mixed)
-            self._cache = table.sort("user", "arm"), pl.concat(values) if values else None, counts
+            self._cache = table.sort("user", "arm"), pl.concat(values) if values else None, counts, daily
         return self._cache
 
     def counts(self) -> LogCounts:
@@ -270,7 +196,7 @@ class _Accumulator:
         """Sums and values of the users of one arm, or of all."""
         pl = load_polars()
         check_choice("mixed", mixed, ("refuse", "exclude", "keep"))
-        table, values, counts = self._tables()
+        table, values, counts, _ = self._tables()
         if arm is None:
             return table, values
         if counts["mixed_users"] and mixed != "keep":
@@ -291,7 +217,7 @@ class _Accumulator:
 def _summed(parts: Sequence[polars.DataFrame]) -> polars.DataFrame:
     pl = load_polars()
     parts = [part.select(parts[0].columns) for part in parts]
-    return pl.concat(parts).group_by("user", "arm").sum()
+    return pl.concat(parts).group_by([key for key in ("user", "arm", "day") if key in parts[0].columns]).sum()
 
 
 class Signal(_Accumulator):
@@ -306,6 +232,11 @@ class Signal(_Accumulator):
     _keeps_values = False
     _columns: tuple[str, ...] = ()
     """Of the sums: numerator and denominator first."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the numbers of a user's days add up to those of the user."""
+        return True
 
     def _signals(self) -> Sequence[Signal]:
         return (self,)
@@ -392,6 +323,10 @@ class ClickThroughRate(Signal):
         self.per = per
         self._columns = ("searches_clicked", "searches") if per == "search" else ("clicked", "shown")
 
+    @property
+    def adds_up(self) -> bool:
+        return self.per != "user"
+
     def _check(self, piece: polars.DataFrame) -> None:
         if self.per != "search":
             pl = load_polars()
@@ -472,7 +407,7 @@ class DwellTime(Signal):
     def _collect(self, facts: Facts) -> list[polars.DataFrame]:
         pl = load_polars()
         until = pl.col("until")
-        capped = pl.min_horizontal(until, pl.lit(round(self.cap * SECOND)))
+        capped = until.clip(upper_bound=round(self.cap * SECOND))  # null, whose end was not seen, stays null
         clicks = facts.steps.filter(pl.col("kind") == CLICK)
         sums = {self._columns[0]: capped, "observed": until.is_not_null().cast(pl.Int64), "clicks": 1}
         return [facts.per_user(clicks.with_columns(until.alias("until")), **sums)]
@@ -609,6 +544,8 @@ class Signals(_Accumulator):
     Args:
         signals: by name, signals that have seen nothing yet; none: all, by the names ``ctr``, ``bounce`` ….
         session_gap, clock_skew: see ``Signal``; they hold for all of them.
+        by_day: keep the sums by day too, for ``Experiment.update_from``: the day, in UTC, on which the session began and the search
+            was made, so that the sums of all days are those without days. Memory is a line of sums for each user and day.
 
     Example:
         >>> signals = Signals({"ctr": ClickThroughRate(), "bounce": BounceRate()})
@@ -621,9 +558,15 @@ class Signals(_Accumulator):
     """
 
     def __init__(
-        self, signals: Mapping[str, Signal] | None = None, *, session_gap: float = 1800, clock_skew: float = 5
+        self,
+        signals: Mapping[str, Signal] | None = None,
+        *,
+        session_gap: float = 1800,
+        clock_skew: float = 5,
+        by_day: bool = False,
     ) -> None:
         super().__init__(session_gap=session_gap, clock_skew=clock_skew)
+        self.by_day = by_day
         if signals is None:
             from lightning_rank.online.satisfaction import Satisfaction
 
@@ -652,10 +595,15 @@ class Signals(_Accumulator):
         return list(self.signals.values())
 
     def _spec(self) -> Any:
-        return self._session_gap, self._clock_skew, {name: signal._spec() for name, signal in self.signals.items()}
+        return (
+            self._session_gap,
+            self._clock_skew,
+            self.by_day,
+            {name: signal._spec() for name, signal in self.signals.items()},
+        )
 
     def _fresh(self) -> Signals:
-        return Signals(self.signals, session_gap=self._session_gap, clock_skew=self._clock_skew)
+        return Signals(self.signals, session_gap=self._session_gap, clock_skew=self._clock_skew, by_day=self.by_day)
 
     def compute(self, *, alpha: float = 0.05) -> dict[str, Any]:
         """The values over all arms, by name of the signal."""
@@ -671,6 +619,15 @@ class Signals(_Accumulator):
     def units(self, name: str, arm: str | None = None, *, mixed: str = "refuse") -> Units:
         """Numerator and denominator of a signal by user; see ``Signal.units``."""
         return self[name]._units(self._of(arm, mixed)[0])
+
+    def tables(self, arm: str, *, mixed: str = "refuse") -> dict[int | None, polars.DataFrame]:
+        """Sums of the users of an arm, by day since 1970 with ``by_day``, else under None."""
+        pl = load_polars()
+        table = self._of(arm, mixed)[0]
+        if not self.by_day:
+            return {None: table}
+        daily = self._tables()[3].filter((pl.col("arm") == arm) & pl.col("user").is_in(table["user"].implode()))
+        return {day: part for (day,), part in daily.sort("day", "user").partition_by("day", as_dict=True).items()}
 
 
 def _column(table: polars.DataFrame, name: str) -> np.ndarray:

@@ -19,11 +19,13 @@ from lightning_rank.online import (
     BounceRate,
     ClickThroughRate,
     DwellTime,
+    Experiment,
     MeanClickPosition,
     QuickBack,
     RequeryRate,
     Signals,
 )
+from lightning_rank.online.experiment import user_table
 from lightning_rank.online.similarity import folded, similar
 from tests.online.logs import COLUMNS, KINDS, Reference, edits, logs, reworded, row
 
@@ -79,6 +81,7 @@ def test_signals_are_those_of_plain_loops(rows):
     )
     dwell, times = found["dwell"], np.minimum(reference.dwell, 1800)
     assert (dwell.observed, dwell.censored) == (len(times), reference.censored)
+    assert signals.units("dwell").numerator.sum() == pytest.approx(times.sum()), "without those whose end nobody saw"
     assert dwell.capped == sum(t > 1800 for t in reference.dwell)
     if len(times):
         expected = [np.median(times), np.mean(times), np.mean(np.log1p(times))]
@@ -115,6 +118,50 @@ def test_whole_users_become_sums_at_once(rows, merge):
         own.update([r for r in rows if r["user"] == user], whole_sessions=True)
         found = found | own if merge else own
     assert_same(found, of(rows))
+
+
+@given(logs(), st.integers(0, 20_000), st.sampled_from([60, 1800]))
+def test_days_add_up_to_the_whole(rows, before_midnight, gap):
+    rows = [{**r, "timestamp": r["timestamp"] + 5 * 86_400 - before_midnight} for r in rows]
+    half, whole = len(rows) // 2, of(rows, session_gap=gap)
+    daily = of(rows[:half], session_gap=gap, by_day=True) | of(rows[half:], session_gap=gap, by_day=True)
+    assert_same(daily, whole)
+    for arm in whole.arms():
+        totals, by_day = user_table(whole, arm), user_table(daily, arm)
+        assert set(by_day["day"]) <= {4, 5}
+        assert set(totals) - set(by_day) == {"ctr_per_user_sum", "ctr_per_user_n"}
+        for name in set(by_day) - {"unit", "day"}:
+            sums = Counter()
+            for user, value in zip(by_day["unit"], by_day[name], strict=True):
+                sums[user] += value
+            assert sums == pytest.approx(dict(zip(totals["unit"], totals[name], strict=True))), name
+
+
+def test_a_session_and_a_search_are_of_the_day_on_which_they_began():
+    midnight = 100 * 86_400
+
+    def event(seconds, kind, search, user="ann", arm="a"):
+        at = {"user": user, "event": kind, "timestamp": midnight + seconds, "search": search, "arm": arm}
+        return row(document="d", position=1, query=search, **at)
+
+    signals = Signals({"ctr": ClickThroughRate(), "bounce": BounceRate()}, by_day=True)
+    signals.update(
+        [
+            event(-600, "search", "q1"),
+            event(600, "search", "q2"),  # of the same session
+            event(9_000, "click", "q2"),  # of a later session, but of that search
+            event(20_000, "search", "q3"),
+            event(5, "search", "q1", "bob"),
+            event(30_000, "search", "q1", "eve", "b"),
+        ]
+    )
+    table = user_table(signals, "a")
+    assert list(zip(table["unit"], table["day"], strict=True)) == [("ann", 99), ("ann", 100), ("bob", 100)]
+    assert table["ctr_sum"].tolist() == [1, 0, 0]
+    experiment = Experiment(["a", "b"])
+    experiment.update_from(signals)
+    assert experiment.days() == [99, 100]
+    assert experiment.users() == {"a": 2, "b": 1}
 
 
 def written(rows, path):
