@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from lightning_rank.conventions import values_are_free
+
+
+def has_no_gradient(values: Tensor) -> bool:
+    """Whether nothing is lost where an operation is hidden from PyTorch; False: perhaps not."""
+    return not values.requires_grad and forward_ad._current_level < 0
 
 
 def by_numpy(values: Tensor) -> bool:

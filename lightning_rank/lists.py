@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from lightning_rank.conventions import sum_dtype, values_are_free
-from lightning_rank.flags import as_numbers, by_numpy, count, less
+from lightning_rank.flags import as_numbers, by_numpy, count, has_no_gradient, less
 
 # From this many times the depth on, finding the first items of a list beats sorting all of it.
 MUCH_LONGER = 16
-# Those of NaN in float32.
+# Bits of NaN in float32; as whole numbers they come after those of all other keys.
 _NAN_BITS = 0x7FC00000
 
 
@@ -285,7 +285,7 @@ class PaddedLists(Lists):
     def pad(self, values: Tensor) -> Tensor:
         if self.mask is None:
             return values
-        if values.dtype == torch.float32 and values_are_free(values) and not values.requires_grad:
+        if values.dtype == torch.float32 and values_are_free(values) and has_no_gradient(values):
             return (values.view(torch.int32) & self._inside).view(torch.float32)
         return values.masked_fill(self._outside, 0)
 
@@ -618,7 +618,7 @@ def check_grades(lists: Lists, target: Tensor) -> None:
 def _check_no_nan(lists: Lists, values: Tensor, rule: str, advice: str) -> bool:
     """Whether all values are finite, or looking is not free; False: perhaps."""
     # A sum is the cheapest look at all values; it is also NaN for inf - inf, or inf in half precision.
-    if not values.is_floating_point() or not values_are_free(values) or math.isfinite(values.sum()):
+    if not values.is_floating_point() or not values_are_free(values) or math.isfinite(values.detach().sum()):
         return True
     if not values.isnan().any():
         return False

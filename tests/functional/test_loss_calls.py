@@ -43,6 +43,26 @@ def padded_stack(spec: LossSpec, num: int) -> tuple[Tensor, Tensor, Tensor, dict
     return as_scores(spec, preds), target, mask, noise
 
 
+@pytest.mark.parametrize("name", ["softmax", "listnet", "ranknet", "lambdarank", "pairwise_hinge", "pointwise_mse"])
+def test_forward_mode_has_the_gradient_of_reverse_mode(name):
+    # In float32, whose padding is set to 0 in a way that PyTorch does not see where there is no gradient.
+    spec = LOSSES[name]
+    preds, target, mask, _ = padded_stack(spec, 1)
+    preds, target, mask = preds[0].float(), target[0].float(), mask[0]
+    direction = torch.arange(preds.numel(), dtype=torch.float32).view_as(preds)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(preds, direction)
+        forward = torch.autograd.forward_ad.unpack_dual(function_of(spec)(dual, target, mask)).tangent
+    leaf = preds.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(function_of(spec)(leaf, target, mask), leaf)
+    assert_close(forward, (gradient * direction).sum(), rtol=1e-5)
+
+
+def test_scores_with_a_gradient_are_checked_without_a_warning(recwarn):
+    functional.softmax_loss(torch.randn(2, 3, requires_grad=True), torch.tensor([[0.0, 1, 2]] * 2))
+    assert not recwarn
+
+
 @losses_under("vmap")
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_vmap(spec, reduction):
