@@ -21,7 +21,7 @@ from lightning_rank.data.synthetic import BayesOptimalScorer, make_ranking
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
-class _RankingData:
+class RankingData:
     """Batches of whole queries from data sets, one for each split."""
 
     def __init__(
@@ -133,7 +133,7 @@ def _say_nan(split: str, data: RankingDataset) -> None:
         )
 
 
-class LetorDataModuleMixin(_RankingData):
+class LetorDataModuleMixin(RankingData):
     """LETOR files (``grade qid:id feature:value ... # comment``, also gzip), or tables, for training and evaluation.
 
     Files that end in ``.parquet``, ``.pq``, ``.csv`` or ``.tsv`` are tables with a row per item. With ``cache`` all are converted
@@ -248,7 +248,7 @@ class LetorDataModuleMixin(_RankingData):
         return super()._data(split)
 
 
-class SyntheticDataModuleMixin(_RankingData):
+class SyntheticDataModuleMixin(RankingData):
     """Generated queries of a stated difficulty, for which the best possible scorer is known.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from lightning_rank.models import MLPScorer
 class RankingModuleMixin:
     """Trains any scorer on any ranking loss.
 
-    Batches are dicts of ``features`` ``[query, item, feature]``, ``target`` and ``mask`` ``[query, item]``, and ``query``
-    ``[query]``, the number of each query, as the data modules here make them; or jagged, ``features`` ``[item, feature]``,
-    ``target`` ``[item]``, ``offsets`` ``[query + 1]`` and ``query``, for scorers that see one item at a time. Validation and test
-    return what ``RankingMonitor`` reads.
+    Batches are dicts of ``features`` ``[query, item, feature]``, ``target`` ``[query, item]``, ``mask`` ``[query, item]`` where
+    there is padding, and ``query`` ``[query]``, the number of each query, where they have one, as the data modules here make them;
+    or jagged, ``features`` ``[item, feature]``, ``target`` ``[item]``, ``offsets`` ``[query + 1]`` and ``query``, for scorers that
+    see one item at a time. Validation and test return what ``RankingMonitor`` reads.
 
     A loss or gradient that is NaN or infinite stops the training before it changes a weight, with the batch and its queries named,
     where looking is free (on the CPU). On a device losses alone are looked at, every 50 steps and before each validation and
@@ -39,7 +39,7 @@ class RankingModuleMixin:
         monitor: the value that a ``ReduceLROnPlateau`` scheduler watches.
 
     Raises:
-        ValueError: an unknown loss name; features that do not fit the scorer; a loss or gradient that is
+        ValueError: an unknown loss name; a batch of another form; features that do not fit the scorer; a loss or gradient that is
             not finite.
 
     Example:
@@ -94,14 +94,15 @@ class RankingModuleMixin:
         except ValueError as error:
             raise ValueError(self._explain(str(error), batch, batch_idx, preds)) from error
         if not values_are_free(loss):
-            self._unseen.append((self.current_epoch, batch_idx, loss.detach(), {"query": batch["query"]}))
+            named = {name: batch[name] for name in ("query",) if name in batch}
+            self._unseen.append((self.current_epoch, batch_idx, loss.detach(), named))
             if len(self._unseen) == LOOK_EVERY:
                 self._look()
         elif not loss.isfinite():
             raise ValueError(self._explain(f"the loss is {loss.item()}.", batch, batch_idx, preds))
         else:
             self._step = batch, batch_idx, preds.detach()
-        queries = len(batch["offsets"]) - 1 if "offsets" in batch else len(preds)
+        queries = _num_queries(batch)
         self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=queries, prog_bar=True, sync_dist=True)
         return loss
 
@@ -140,8 +141,15 @@ class RankingModuleMixin:
 
     def _scores(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Scores, and the layout that they have."""
+        if not isinstance(batch, Mapping) or "features" not in batch or "target" not in batch:
+            came = f"the keys {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+            raise ValueError(
+                f"{type(self).__name__} needs batches that are dicts with 'features' and 'target', 'mask' or 'offsets' where "
+                f"queries are padded or flat, and 'query' where they have numbers; got {came}."
+            )
         if "offsets" not in batch:
-            return self(batch["features"], batch["mask"]), {"mask": batch["mask"]}
+            mask = batch.get("mask")
+            return self(batch["features"], mask), {} if mask is None else {"mask": mask}
         if self._takes_mask:
             raise ValueError(
                 f"{type(self.scorer).__name__} sees the items of a query together, so it needs padded batches with a mask: set "
@@ -156,14 +164,16 @@ class RankingModuleMixin:
         return self._evaluate(batch, "test/loss")
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        preds = self(batch["features"], batch["mask"])
-        return {"preds": preds, "mask": batch["mask"], "query": batch["query"]}
+        preds = self(batch["features"], batch.get("mask"))
+        return {"preds": preds, **{name: batch[name] for name in ("mask", "query") if name in batch}}
 
     def _evaluate(self, batch: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         preds, layout = self._scores(batch)
-        outputs = {"preds": preds, "target": batch["target"], "query": batch["query"], **layout}
-        self.log(name, self.loss(preds, batch["target"], **layout), batch_size=len(batch["query"]), sync_dist=True)
-        if self.trainer.world_size > 1:
+        outputs = {"preds": preds, "target": batch["target"], **layout}
+        self.log(name, self.loss(preds, batch["target"], **layout), batch_size=_num_queries(batch), sync_dist=True)
+        if "query" in batch:
+            outputs["query"] = batch["query"]
+        if "query" in batch and self.trainer.world_size > 1:
             # A distributed sampler repeats queries to even out the processes; by their ids they count once.
             outputs["indexes"] = batch["query"]
         return outputs
@@ -174,3 +184,7 @@ class RankingModuleMixin:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": self.monitor}}
+
+
+def _num_queries(batch: Mapping[str, Tensor]) -> int:
+    return len(batch["offsets"]) - 1 if "offsets" in batch else len(batch["target"])

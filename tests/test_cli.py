@@ -129,11 +129,43 @@ def test_letor_configurations_on_files(name, tmp_path):
     assert table(output)["ndcg@10"]["this model"] > 0.5
 
 
+OWN_DATA = """
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+class Own(pl.LightningDataModule):
+    def lists(self, seed):
+        features = torch.randn(12, 8, 3, generator=torch.Generator().manual_seed(seed))
+        rows = [{"features": x, "target": (x[:, 0] > 0).long()} for x in features]
+        return DataLoader(rows, batch_size=4)
+    def train_dataloader(self):
+        return self.lists(0)
+    def val_dataloader(self):
+        return self.lists(1)
+"""
+OWN_TEST = """
+class OwnWithTest(Own):
+    def test_dataloader(self):
+        return self.lists(2)
+"""
+
+
+@pytest.mark.parametrize("name", ["Own", "OwnWithTest"])
+def test_a_data_module_of_ones_own(name, tmp_path):
+    (tmp_path / "own_data.py").write_text(OWN_DATA + OWN_TEST)
+    output = run("fit", f"--data=own_data.{name}", "--trainer.max_epochs=2", cwd=tmp_path)
+    assert ("There is no test data" in output) == (name == "Own")
+    assert bool(re.search(r"test/ndcg@10 .*\d\.\d", output)) == (name == "OwnWithTest")  # Lightning's own table
+    assert "lightning-rank predict" not in output
+    assert re.search(r"^checkpoint +\S+best-epoch", output, flags=re.MULTILINE)
+
+
 def test_without_a_configuration_monitor_and_checkpoint_are_there(tmp_path):
     for name in ("train.txt", "vali.txt"):
         write_letor(tmp_path / name, 8)
     output = run("fit", "--data=LetorDataModule", "--data.root=.", "--trainer.max_epochs=2", cwd=tmp_path)
-    assert "There is no test file" in output
+    assert "There is no test data" in output
     assert list(tmp_path.glob("lightning_logs/version_0/checkpoints/best-epoch=*.ckpt"))
     with (tmp_path / "lightning_logs/version_0/metrics.csv").open() as file:
         assert {"val/ndcg@10", "val/map", "val/mrr", "val/loss", "train/loss"} < set(file.readline().strip().split(","))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lightning_rank.losses import ApproxNDCGLoss, ListNetLoss
 from lightning_rank.models import LinearScorer, MLPScorer, SelfAttentionScorer
@@ -38,6 +39,39 @@ def test_training_raises_validation_ndcg_and_the_best_epoch_is_tested(tmp_path):
     run.test(module, datamodule=data, ckpt_path="best", verbose=False)
     saved = torch.load(best.best_model_path, weights_only=True)["state_dict"]
     assert all(torch.equal(module.state_dict()[name], value) for name, value in saved.items())
+
+
+def batches_of(data: list[dict[str, torch.Tensor]]) -> DataLoader:
+    return DataLoader(data, batch_size=None)
+
+
+def test_batches_without_mask_and_numbers_of_queries():
+    full, bare = (RankingModule(LinearScorer(num_features=3), "softmax") for _ in range(2))
+    bare.load_state_dict(full.state_dict())
+    batches = [{"features": torch.randn(4, 5, 3), "target": torch.randint(0, 3, (4, 5))} for _ in range(3)]
+    masked = [b | {"mask": torch.ones(4, 5, dtype=torch.bool), "query": torch.arange(4)} for b in batches]
+    results = []
+    for module, data in ((full, masked), (bare, batches)):
+        run = trainer(RankingMonitor(), max_epochs=2)
+        run.fit(module, batches_of(data), batches_of(data))
+        results.append(run.callback_metrics)
+        (predicted, *_) = run.predict(module, batches_of(data))
+        assert predicted.keys() == {"preds", *data[0]} - {"features", "target"}
+    assert results[0].keys() == results[1].keys()
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
+
+
+@pytest.mark.parametrize(
+    ("batch", "came"),
+    [
+        ({"x": torch.randn(2, 3, 4), "target": torch.zeros(2, 3)}, "the keys 'x', 'target'"),
+        ((torch.randn(2, 3, 4), torch.zeros(2, 3)), "a tuple"),
+    ],
+)
+def test_a_batch_of_another_form_is_an_error_that_says_what_came(batch, came):
+    module = RankingModule(LinearScorer(num_features=4), "softmax")
+    with pytest.raises(ValueError, match=rf"^RankingModule needs batches that are dicts with 'features' .* got {came}\."):
+        module.training_step(batch, 0)
 
 
 def prepared(module: RankingModule, data: SyntheticDataModule) -> RankingModule:

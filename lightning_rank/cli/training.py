@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning_utilities.core.imports import compare_version
+from lightning_utilities.core.overrides import is_overridden
 from pytorch_lightning import LightningDataModule
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -25,6 +26,7 @@ from torch.nn.parameter import is_lazy
 from lightning_rank import __version__
 from lightning_rank.checkpoints import check_checkpoint, is_local, shapes_in
 from lightning_rank.data.batches import QueryBatchSampler, RankingDataset
+from lightning_rank.datamodule import RankingData
 from lightning_rank.divergence import last_checkpoint
 from lightning_rank.metrics import RankingMetrics
 from lightning_rank.pytorch_lightning import PredictionWriter, RankingModule, RankingMonitor, SafeCheckpointIO
@@ -165,22 +167,24 @@ class RankingCLI(LightningCLI):
         data = self.datamodule
         if trainer.interrupted or trainer.fast_dev_run:
             return
-        has_test = data.has("test")
+        is_ours = isinstance(data, RankingData)
+        has_test = data.has("test") if is_ours else is_overridden("test_dataloader", data, LightningDataModule)
         best = getattr(trainer.checkpoint_callback, "best_model_path", "")
         if has_test:
-            trainer.test(self.model, datamodule=data, ckpt_path=best or None, verbose=False)
+            # The table of a data module of one's own is Lightning's.
+            trainer.test(self.model, datamodule=data, ckpt_path=best or None, verbose=not is_ours)
         self._say_results(best, has_test, trainer.log_dir)  # all processes agree on the folder, so each must ask
 
     @rank_zero_only
     def _say_results(self, best: str, has_test: bool, log_dir: str | None) -> None:
-        if has_test:
+        if has_test and isinstance(self.datamodule, RankingData):
             self._print_test_table()
-        else:
-            print("There is no test file, so nothing was tested; give one as --data.test FILE.")
+        elif not has_test:
+            print("There is no test data, so nothing was tested; a file is given as --data.test FILE.")
         print(f"\ncheckpoint  {best or 'none was kept'}")
         if log_dir is not None and Path(log_dir, "metrics.csv").exists():
             print(f"curves      {self._draw_curves(Path(log_dir, 'metrics.csv'))}")
-        if best and log_dir is not None:
+        if best and log_dir is not None and isinstance(self.datamodule, RankingData):
             config = f"--config {Path(log_dir, 'config.yaml')} --ckpt_path {best}"
             print(f"next        lightning-rank predict {config} --predictions.run run.txt")
 
