@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning_utilities.core.imports import compare_version
 
 from lightning_rank.functional.losses import LOSSES
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
 
+GLOO_MAY_ABORT = not compare_version("torch", operator.ge, "2.13.0", use_base_version=True)
 LAUNCHES = {
     "lightning": (sys.executable,),
     "torchrun": (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
@@ -134,6 +137,9 @@ def run(command: list[str], cwd: Path) -> str:
         check=False,
         timeout=600,
     )
+    aborted = any(text in done.stdout + done.stderr for text in ("terminate called without an active exception", "SIGABRT"))
+    if done.returncode and GLOO_MAY_ABORT and aborted:
+        pytest.skip("gloo aborted the process as Python ended, which this PyTorch may do")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
