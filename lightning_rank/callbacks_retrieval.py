@@ -174,7 +174,7 @@ def _retrieved(inputs: dict[str, Tensor], item: Tensor, number: int, memory: Ten
         scores, items = scores[rows, :number], items[rows, :number]
         yield update(rows, scores, items, items >= 0)
     # The others are ranked whole, so that what is tied counts by its expectation.
-    for rows in tied.nonzero()[:, 0].split(max(1, QUERIES * ITEMS // max(len(item), 1) // 8)):
+    for rows in tied.nonzero()[:, 0].split(max(1, QUERIES * ITEMS // max(len(item), 1) // 16)):
         scores = query[rows] @ item.T
         free = torch.ones_like(scores, dtype=torch.bool)
         for place, row in enumerate(rows.tolist() if seen is not None else []):

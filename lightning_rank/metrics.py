@@ -131,11 +131,12 @@ class _Streaming(Metric):
             check_judgements(judged, ideal, ideal_mask)
             self._keep_items(preds, target, indexes, mask, judged)  # type: ignore[arg-type]  # indexes is not None
             return
+        max_items = BLOCK * -(-len(self.entries) // 12)  # a block has a cost of its own for each metric
         blocks = [
             (ranking.lists.ids, self._rows(ranking))
             for ranking in rank_in_blocks(
                 preds, target, mask=mask, indexes=indexes, offsets=offsets, judged=judged, ideal=ideal, ideal_mask=ideal_mask,
-                ties=self.ties, depth=self._depth, max_items=BLOCK * -(-len(self.entries) // 12),
+                ties=self.ties, depth=self._depth, max_items=max_items,
             )
         ]  # fmt: skip
         self._note(preds, target, mask)

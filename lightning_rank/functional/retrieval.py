@@ -11,8 +11,8 @@ from lightning_rank.conventions import check_top_k, value_dtype, values_are_free
 from lightning_rank.flags import at_least, where
 from lightning_rank.lists import PaddedLists
 
-# Queries, and items of the catalogue, whose scores are laid out at a time: up to 64 MiB in float32.
-QUERIES, ITEMS = 256, 2**16
+# Queries, and items of the catalogue, whose scores are laid out at a time: up to 128 MiB in float32.
+QUERIES, ITEMS = 512, 2**16
 # Items of one matrix product, whose scores are looked through while they are in the processor's cache; a power of 2.
 BLOCK = 2048
 # Items of a fine group, and fine groups of a coarse one.
@@ -204,12 +204,13 @@ def _best_of_chunk(
     if maxima.shape[1] <= number:
         values, place = scores.transpose(0, 1).reshape(n, -1).topk(min(number, len(item)), 1)
         return values, place
-    least = _largest(maxima, number).clamp(min=torch.finfo(scores.dtype).min)  # nothing that was left out
+    # So many groups and no more: those that are tied with the last one may be all there are.
+    group = _largest(maxima, number)
+    least = maxima.gather(1, group).amin(1).clamp(min=torch.finfo(scores.dtype).min)  # nothing that was left out
+    row = torch.arange(n, device=query.device)
     # From coarse groups to fine ones to items, each as its place in memory.
-    group = where(at_least(maxima, least.unsqueeze(1)))
-    row = group // maxima.shape[1]
-    at = _in_memory(row, group - row * maxima.shape[1], n, BLOCK // GROUP**2)
-    at, row, _ = _reaching(fine, _members(at, BLOCK // GROUP**2), row, least)
+    at = _members(_in_memory(row[:, None], group, n, BLOCK // GROUP**2), BLOCK // GROUP**2)
+    at, row, _ = _reaching(fine, at.view(n, -1), row, least)
     at, row, values = _reaching(scores, _members(at, BLOCK // GROUP), row, least)
     # Ragged rows to padded ones.
     count = torch.bincount(row, minlength=n)
@@ -227,12 +228,11 @@ def _best_of_chunk(
 
 
 def _largest(values: Tensor, number: int) -> Tensor:
-    """``[row]``, the value at this place from the top."""
+    """``[row, number]``, the places of the largest values of each row, in any order."""
     if not values_are_free(values):
-        return values.topk(number, 1, sorted=False).values.amin(1)
-    parted = values.numpy().copy()  # several times as fast as topk
-    parted.partition(parted.shape[1] - number, axis=1)
-    return torch.from_numpy(parted[:, -number].copy())
+        return values.topk(number, 1, sorted=False).indices
+    order = values.numpy().argpartition(values.shape[1] - number, axis=1)  # several times as fast as topk
+    return torch.from_numpy(order[:, -number:])
 
 
 def _by_block(items: Tensor, query: Tensor, blocks: int) -> tuple[Tensor, list[int]]:

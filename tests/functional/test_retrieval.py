@@ -126,3 +126,14 @@ def test_errors_say_what_must_hold(change, error, message):
     inputs = {"query": torch.zeros(2, 2), "item": torch.zeros(3, 2), "top_k": 1} | change
     with pytest.raises(error, match=message):
         top_items(**inputs)
+
+
+def test_tied_scores_make_no_more_work_than_others(monkeypatch):
+    looked_at = []
+    reaching = retrieval._reaching
+    monkeypatch.setattr(retrieval, "_reaching", lambda *inputs: looked_at.append(inputs[1].numel()) or reaching(*inputs))
+    scores, items = top_items(torch.zeros(6, 4), torch.randn(50_000, 4), 20)
+    assert (scores == 0).all()
+    assert all(len(row.unique()) == 20 for row in items)
+    # Not all of the items, which are all tied with the last place.
+    assert looked_at == [6 * 20 * retrieval.GROUP, 6 * 20 * retrieval.GROUP**2]
