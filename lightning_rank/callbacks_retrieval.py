@@ -174,7 +174,8 @@ def _retrieved(inputs: dict[str, Tensor], item: Tensor, number: int, memory: Ten
         scores, items = scores[rows, :number], items[rows, :number]
         yield update(rows, scores, items, items >= 0)
     # The others are ranked whole, so that what is tied counts by its expectation.
-    for rows in tied.nonzero()[:, 0].split(max(1, QUERIES * ITEMS // max(len(item), 1) // 16)):
+    tied_rows = tied.nonzero()[:, 0]
+    for rows in tied_rows.split(max(1, QUERIES * ITEMS // max(len(item), 1) // 16)) if len(tied_rows) else ():
         scores = query[rows] @ item.T
         free = torch.ones_like(scores, dtype=torch.bool)
         for place, row in enumerate(rows.tolist() if seen is not None else []):
@@ -203,23 +204,21 @@ class _Judged:
 
     def __init__(self, relevant: ItemLists, grade: Tensor, num_queries: int, num_items: int) -> None:
         items, row = relevant.of(0, num_queries)
-        self._num_items = num_items
         # Sorted by query and item.
-        self._keys, order = (row * num_items + items).sort()
-        twice = (self._keys[1:] == self._keys[:-1]).nonzero()[:, 0]
+        keys, order = (row * num_items + items).sort()
+        twice = (keys[1:] == keys[:-1]).nonzero()[:, 0]
         if len(twice):
-            query, item = divmod(int(self._keys[twice[0]]), num_items)
+            query, item = divmod(int(keys[twice[0]]), num_items)
             raise ValueError(f"A query's `relevant` items must differ: item {item} came twice for query {query}.")
-        self._grade = grade[order]
         count = relevant.offsets.diff()
-        width = max(int(count.max()) if num_queries else 0, 1)
-        self.mask = torch.arange(width, device=row.device) < count[:, None]
-        self.padded = grade.new_zeros(num_queries, width).masked_scatter(self.mask, grade)
+        self._width = max(int(count.max()) if num_queries else 0, 1)
+        self.mask = torch.arange(self._width, device=row.device) < count[:, None]
+        self.padded = grade.new_zeros(self.mask.shape).masked_scatter(self.mask, grade[order])
+        # In ascending order with its padding.
+        self._items = keys.new_full(self.mask.shape, num_items).masked_scatter(self.mask, keys % num_items)
 
     def grade_of(self, rows: Tensor, items: Tensor) -> Tensor:
         """The grades of items ``[len(rows), N]`` of these queries; 0 for one that is not relevant."""
-        if not len(self._keys):
-            return torch.zeros(items.shape, device=items.device)
-        keys = rows[:, None] * self._num_items + items
-        at = torch.searchsorted(self._keys, keys).clamp(max=len(self._keys) - 1)
-        return torch.where(self._keys[at] == keys, self._grade[at], 0.0)
+        own = self._items[rows]
+        at = torch.searchsorted(own, items.contiguous()).clamp_(max=self._width - 1)
+        return torch.where(own.gather(1, at) == items, self.padded[rows].gather(1, at), 0.0)

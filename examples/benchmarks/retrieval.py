@@ -5,9 +5,10 @@
 
 The products are the least that exact retrieval by embeddings can cost: all users times all items, some users at a time into
 memory that is used again, at the fastest of three sizes. "topk" is what people write: products and ``torch.topk``. Each side runs
-in a process of its own; memory is the rise above what it held before, embeddings and seen items. Times are medians of wall time,
-and of CPU time in brackets, which others on the machine do not change as much. Two processes train the same network on the same
-queries, by DistributedDataParallel with a thread each, against one process with one thread, and with two.
+in processes of its own, ``--turns`` of them taking turns; memory is the rise above what it held before, embeddings and seen items.
+Times are medians of wall time, and of CPU time in brackets, which others on the machine do not change as much. Two processes train
+the same network on the same queries, by DistributedDataParallel with a thread each, against one process with one thread, and with
+two.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def monitor(model: Catalogue) -> Callable[[], None]:
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
         callbacks=[RetrievalMonitor(METRICS)],
     )  # fmt: skip
-    loader = DataLoader(torch.arange(len(model.user)), batch_size=2048)  # type: ignore[arg-type]  # a tensor will do
+    batches = torch.arange(len(model.user)).split(2048)  # not user by user, as a DataLoader would put them together
+    loader = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]  # a tuple will do
     return lambda: trainer.validate(model, loader, verbose=False)
 
 
@@ -119,17 +121,19 @@ def measure(side: str, sizes: list[int], rounds: int) -> str:
     return f"{statistics.median(wall)} {statistics.median(cpu)} {extra}"
 
 
-def catalogue(sizes: list[int], threads: int, rounds: int) -> None:
-    found = {}
-    for side in SIDES:
-        print(side, file=sys.stderr)
-        # Output of Lightning may stand before the line.
-        arguments = ["--one", side, "--threads", str(threads), "--rounds", str(rounds)]
-        printed = printed_by(
-            __file__, *arguments, "--users", str(sizes[0]), "--items", str(sizes[1]), "--size", str(sizes[2])
-        )
-        if printed is not None:
-            found[side] = [float(value) for value in printed.splitlines()[-1].split()]
+def catalogue(sizes: list[int], threads: int, rounds: int, turns: int) -> None:
+    all_found: dict[str, list[list[float]]] = {}
+    for turn in range(turns):
+        for side in SIDES:
+            print(f"{turn + 1} of {turns}: {side}", file=sys.stderr)
+            # Output of Lightning may stand before the line.
+            arguments = ["--one", side, "--threads", str(threads), "--rounds", str(rounds)]
+            printed = printed_by(
+                __file__, *arguments, "--users", str(sizes[0]), "--items", str(sizes[1]), "--size", str(sizes[2])
+            )
+            if printed is not None:
+                all_found.setdefault(side, []).append([float(value) for value in printed.splitlines()[-1].split()])
+    found = {side: [statistics.median(values) for values in zip(*of, strict=True)] for side, of in all_found.items()}
     least = [min(values[i] for side, values in found.items() if side.startswith("products, ")) for i in (0, 1)]
     rows = [
         [side, f"{wall:.2f} s ({cpu:.2f})", f"{wall / least[0]:.2f} ({cpu / least[1]:.2f})", f"{extra / MIB:.0f} MiB"]
@@ -199,6 +203,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -210,7 +215,7 @@ def main() -> None:
         train(int(args.train[0]), args.queries, args.batch, args.train[1])
     else:
         if "catalogue" in args.parts:
-            catalogue(sizes, args.threads, args.rounds)
+            catalogue(sizes, args.threads, args.rounds, args.turns)
         if "processes" in args.parts:
             processes(args.queries, args.batch)
 
