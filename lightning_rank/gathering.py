@@ -15,7 +15,7 @@ from lightning_rank.functional.ranking import BLOCK
 from lightning_rank.metrics import RankingMetrics
 
 # Items with their padding that are held back: after so many, what the first batch costs beyond the others is nothing.
-MOST_HELD = 2**19
+MOST_HELD = 2**20
 # How many times as many items a common width may make of those of the batches that share it.
 MOST_PADDING = 1.25
 
@@ -86,7 +86,7 @@ def _groups(batches: list[_Batch]) -> Iterator[list[_Batch]]:
         preds = batch.inputs["preds"]
         width = preds.shape[1] if preds.ndim == 2 else 1
         together = (queries + len(preds)) * max(widest, width)
-        most = BLOCK if values_are_free(preds) else MOST_HELD
+        most = 2 * BLOCK - 1 if values_are_free(preds) else MOST_HELD  # more is parted into blocks
         if group and (batch.kind != kind or together > min(most, MOST_PADDING * (items + preds.numel()))):
             yield group
             group, queries, widest, items = [], 0, 0, 0

@@ -80,7 +80,7 @@ def test_small_batches_of_a_kind_are_ranked_together_up_to_a_bound(monkeypatch):
         RankingMetrics, "_rows", lambda self, ranking: ranked.append(ranking.grade.numel()) or rows(self, ranking)
     )
     gathered = Gathered(RankingMetrics(["mrr"]))
-    in_a_block = BLOCK // (64 * 100)
+    in_a_block = (2 * BLOCK - 1) // (64 * 100)
     for i in range(3 * in_a_block):
         gathered.update(padded(i, 64, 100), i)
     gathered.flush()
