@@ -39,6 +39,7 @@ from lightning_rank.report.tables import print_table
 
 FEATURES, PER_QUERY, BATCHES, HIDDEN = 136, 120, (64, 256), ((64, 32), (512, 256, 128))
 PARTS = ("convert", "train", "validate")
+VALIDATIONS = 9
 CONVERT = """
 import sys
 from lightning_rank.data.cache import convert
@@ -211,7 +212,7 @@ def work_loop(folder: str, batch_size: int, part: float) -> dict[str, float]:
 
 
 def work_validate(folder: str, batch_size: int, part: float, hidden: tuple[int, ...] = HIDDEN[0]) -> dict[str, float]:
-    """CPU seconds of a validation epoch with a monitor and without, and of the hooks of the monitor, the least of five, in turn."""
+    """CPU seconds of a validation epoch with a monitor and without, in turn, and of the monitor's hooks: the least of several."""
     from lightning_rank.pytorch_lightning import LetorDataModule, RankingModule, RankingMonitor
 
     def timed(hook: Any) -> Any:
@@ -225,7 +226,7 @@ def work_validate(folder: str, batch_size: int, part: float, hidden: tuple[int, 
     data = LetorDataModule(val=folder, batch_size=batch_size)
     module = RankingModule(mlp(hidden), loss="softmax")
     times: dict[str, list[float]] = {"without": [], "with": [], "hooks": []}
-    for _ in range(5):
+    for _ in range(VALIDATIONS):
         for name in ("without", "with"):
             callbacks = []
             if name == "with":
@@ -298,7 +299,7 @@ def compare_validation(folder: Path) -> None:
                  f"{took['hooks'] / took['without']:.1%}"]
             )  # fmt: skip
     print_table(
-        "A validation epoch, CPU seconds, the least of 5",
+        f"A validation epoch, CPU seconds, the least of {VALIDATIONS}",
         ["MLP", "queries a batch", "without a monitor", "with RankingMonitor", "in its hooks"],
         rows,
     )
