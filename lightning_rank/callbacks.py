@@ -221,16 +221,20 @@ class RankingMonitorMixin:
             except ValueError as error:
                 warnings.warn(str(error), stacklevel=2)
             return
-        self._note_numbers(batch, trainer.val_dataloaders, dataloader_idx)
+        if self._keeps_ids:
+            self._note_numbers(batch, trainer.val_dataloaders, dataloader_idx)
         self._update(outputs, pl_module, "validation_step", batch_idx, dataloader_idx)
-        self._log_finished(trainer, pl_module, "val", trainer.val_dataloaders, batch_idx, dataloader_idx)
+        if len(self._metrics) > 1:
+            self._log_finished(trainer, pl_module, "val", trainer.val_dataloaders, batch_idx, dataloader_idx)
 
     def on_test_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._note_numbers(batch, trainer.test_dataloaders, dataloader_idx)
+        if self._keeps_ids:
+            self._note_numbers(batch, trainer.test_dataloaders, dataloader_idx)
         self._update(outputs, pl_module, "test_step", batch_idx, dataloader_idx)
-        self._log_finished(trainer, pl_module, "test", trainer.test_dataloaders, batch_idx, dataloader_idx)
+        if len(self._metrics) > 1:
+            self._log_finished(trainer, pl_module, "test", trainer.test_dataloaders, batch_idx, dataloader_idx)
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
@@ -252,28 +256,28 @@ class RankingMonitorMixin:
         self._seen_ids.clear()
 
     def _inputs(self, outputs: Any, pl_module: Any, step: str) -> dict[str, Tensor]:
+        if isinstance(outputs, Mapping):
+            inputs = {name: outputs[key] for name, key in self.keys.items() if outputs.get(key) is not None}
+            if "preds" in inputs and "target" in inputs:
+                if self._checks_names:
+                    self._warn_of_near_misses(outputs, inputs, f"{type(pl_module).__name__}.{step}")
+                return inputs
         where = f"{type(pl_module).__name__}.{step}"
         wanted = f"a dict with '{self.keys['preds']}' (scores) and '{self.keys['target']}' (grades)"
         layout = "and 'mask', 'indexes' or 'offsets' where queries are padded or flat"
         if not isinstance(outputs, Mapping):
             came = "None" if outputs is None else f"a {type(outputs).__name__}"
             raise ValueError(f"{type(self).__name__} needs {where} to return {wanted}, {layout}; it returned {came}.")
-        inputs = {name: outputs[key] for name, key in self.keys.items() if outputs.get(key) is not None}
         for name in ("preds", "target"):
             if name not in inputs and self.keys[name] in outputs:
                 raise ValueError(f"{type(self).__name__} needs {where} to return {wanted}; '{self.keys[name]}' is None.")
-        if "preds" not in inputs or "target" not in inputs:
-            raise ValueError(
-                f"{type(self).__name__} needs {where} to return {wanted}, {layout}; the keys that came are "
-                f"{', '.join(map(repr, outputs)) or 'none'}. Rename with RankingMonitor(keys={{'preds': ..., 'target': ...}})."
-            )
-        self._warn_of_near_misses(outputs, inputs, where)
-        return inputs
+        raise ValueError(
+            f"{type(self).__name__} needs {where} to return {wanted}, {layout}; the keys that came are "
+            f"{', '.join(map(repr, outputs)) or 'none'}. Rename with RankingMonitor(keys={{'preds': ..., 'target': ...}})."
+        )
 
     def _warn_of_near_misses(self, outputs: Mapping[str, Any], inputs: dict[str, Tensor], where: str) -> None:
         """Once: an output whose name is nearly that of a layout, and which would be left out without a word."""
-        if not self._checks_names:
-            return
         self._checks_names = False
         others = [key for key in outputs if isinstance(key, str) and key not in self.keys.values()]
         for name in ("mask", "indexes", "offsets"):
@@ -288,8 +292,6 @@ class RankingMonitorMixin:
     def _note_numbers(self, batch: Any, loaders: Any, dataloader_idx: int) -> None:
         """The numbers of the batch's queries in a ``RankingDataset``, which knows the text of their ids."""
         self._numbers = None
-        if not self._keeps_ids:
-            return
         loaders = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
         loader = loaders[dataloader_idx] if isinstance(loaders, (list, tuple)) else loaders
         dataset = getattr(loader, "dataset", None)
@@ -373,8 +375,7 @@ class RankingMonitorMixin:
     ) -> None:
         """Log a dataloader of several with its last batch, so that Lightning's printed table has each in its own column."""
         # Not over processes: they need not come to an end together, and would wait for one another.
-        is_last = batch_idx + 1 == self._num_batches[dataloader_idx]
-        if is_last and len(self._metrics) > 1 and trainer.world_size == 1:
+        if batch_idx + 1 == self._num_batches[dataloader_idx] and trainer.world_size == 1:
             self._log_loader(trainer, pl_module, stage, loaders, dataloader_idx)
 
     def _log(self, trainer: Any, pl_module: Any, stage: str, loaders: Any) -> None:

@@ -19,6 +19,8 @@ MOST_HELD = 2**20
 # How many times as many items a common width may make of those of the batches that share it.
 MOST_PADDING = 1.25
 
+_JOINABLE = frozenset({"preds", "target", "mask", "offsets", "indexes"})
+
 
 class _Batch(NamedTuple):
     inputs: dict[str, Tensor]
@@ -61,7 +63,7 @@ class Gathered:
             return
         held = {name: value.detach().clone() for name, value in inputs.items()}  # the step may use its tensors again
         self._batches.append(_Batch(held, kind, number))
-        self._items += held["preds"].numel()
+        self._items += inputs["preds"].numel()
         if self._items >= MOST_HELD:
             self.flush()
 
@@ -105,12 +107,13 @@ def _update(metrics: RankingMetrics, inputs: dict[str, Tensor], number: int) -> 
 
 def _kind(inputs: dict[str, Tensor]) -> tuple[object, ...] | None:
     """What batches must share to be put together; None: not to be, as it is large or of an unusual or wrong form."""
-    if not inputs.keys() <= {"preds", "target", "mask", "offsets", "indexes"} or not all(
-        isinstance(value, Tensor) for value in inputs.values()
-    ):
-        return None
-    preds, target, mask, offsets = inputs["preds"], inputs["target"], inputs.get("mask"), inputs.get("offsets")
-    indexes = inputs.get("indexes")
+    preds, target, mask = inputs["preds"], inputs["target"], inputs.get("mask")
+    offsets, indexes = inputs.get("offsets"), inputs.get("indexes")
+    kind: list[object] = []
+    for name, value in inputs.items():
+        if name not in _JOINABLE or not isinstance(value, Tensor):
+            return None
+        kind += name, value.dtype, value.device
     if preds.shape != target.shape or not 0 < preds.numel() <= BLOCK // 2:
         return None
     if offsets is not None:
@@ -121,7 +124,7 @@ def _kind(inputs: dict[str, Tensor]) -> tuple[object, ...] | None:
         queries, width = len(preds), 0 if mask is not None else preds.shape[-1]
     if not fits or (indexes is not None and indexes.shape != (queries,)):
         return None
-    return (width, *((name, value.dtype, value.device) for name, value in inputs.items()))
+    return (width, *kind)
 
 
 def _joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:

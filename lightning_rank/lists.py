@@ -74,8 +74,8 @@ class Lists:
                 equal to the last of them.
 
         Returns:
-            Indices on the last axis, and keys in that order, which are equal where the values are. Of padded lists possibly
-            the first columns only.
+            Indices on the last axis, and keys in that order, which are equal where the values are, and never in padding. Of
+            padded lists possibly the first columns only.
         """
         raise NotImplementedError
 
@@ -203,7 +203,9 @@ class PaddedLists(Lists):
         if key.dtype == torch.float32 and values_are_free(key) and not (depth and is_much_longer):
             return self._order_on_cpu(key, depth)
         if not self.is_full:
-            key = key.masked_fill(self._outside, torch.nan if key.is_floating_point() else torch.iinfo(key.dtype).max)
+            # NaN, or the last keys of all; no two are equal.
+            last = torch.nan if key.is_floating_point() else torch.iinfo(key.dtype).max - self.position
+            key = torch.where(self.valid, key, last)
         if depth and is_much_longer and not self.is_full and (first := _first(key, depth, largest=False)):
             return first
         if key.dtype == torch.float32 and values_are_free(key):
@@ -216,8 +218,9 @@ class PaddedLists(Lists):
         # half of an int64 and the position into the lower, which also makes it stable. In place, since memory is what costs.
         bits = _as_integers(key)
         if self.mask is not None:
-            # NaN sorts behind everything, so padding ends up behind an item whose score is -inf.
-            bits.bitwise_xor_(_NAN_BITS).bitwise_and_(self._inside).bitwise_xor_(_NAN_BITS)
+            # NaN sorts behind everything, so padding ends up behind an item whose score is -inf; no two have the same bits.
+            nan = self.position.int() + _NAN_BITS
+            bits.bitwise_xor_(nan).bitwise_and_(self._inside).bitwise_xor_(nan)
         packed = bits.long().bitwise_left_shift_(32).bitwise_or_(self.position)
         packed.numpy().sort(axis=-1)
         if depth is not None and depth < self.shape[1]:
@@ -236,15 +239,7 @@ class PaddedLists(Lists):
         return key.neg_() if self.is_full else torch.where(self.sorted().valid, key.neg_(), 0)
 
     def ties_with_above(self, key: Tensor) -> Tensor:
-        same = _equals_previous(key)
-        if self.is_full:
-            return same
-        if values_are_free(same) and not key.is_floating_point():
-            # The keys of padding equal one another too. If nothing else does, as is usual, where it stands need not be known.
-            padding = (key.shape[-1] - self.lengths - 1).clamp(min=0).sum()
-            if np.count_nonzero(same.numpy()) == padding:
-                return same.zero_()
-        return same & self.sorted().valid
+        return _equals_previous(key)
 
     def sorted(self) -> PaddedLists:
         if self.is_full or self._is_packed:
