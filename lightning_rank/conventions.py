@@ -182,7 +182,7 @@ def values_are_free(tensor: Tensor) -> bool:
     import torch
 
     return (
-        tensor.device.type == "cpu"
+        tensor.is_cpu
         and not torch.compiler.is_compiling()
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not isinstance(tensor, torch._subclasses.FakeTensor)

@@ -165,7 +165,8 @@ def odd_grades(entries: Sequence[Entry], target: Any, mask: Any) -> str | None:
     def real(flags: Any) -> Any:
         return flags if mask is None else flags & mask
 
-    if negative := np.count_nonzero(real(target < 0)):
+    # The least of all, with padding, is the cheaper look; NaN is not known to be at least 0.
+    if not target.min(initial=0) >= 0 and (negative := np.count_nonzero(real(target < 0))):
         return f"{negative} items have a grade below 0, which counts as 0: not relevant."
     if target.dtype.kind != "f" or real(target >= 1).any():
         return None

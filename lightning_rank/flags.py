@@ -43,11 +43,6 @@ def equals(values: Tensor, value: float) -> Tensor:
     return torch.from_numpy(values.numpy() == value) if by_numpy(values) else values == value
 
 
-def any_true(flags: Tensor) -> bool:
-    """Whether one is True."""
-    return bool(flags.numpy().any() if values_are_free(flags) else flags.any())
-
-
 def where(flags: Tensor) -> Tensor:
     """The places of those that are True, in the flattened flags."""
     return (

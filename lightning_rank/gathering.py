@@ -82,18 +82,18 @@ class Gathered:
 def _groups(batches: list[_Batch]) -> Iterator[list[_Batch]]:
     """Batches that follow one another, are of one kind, and make few items together."""
     group: list[_Batch] = []
-    kind: tuple[object, ...] | None = None
-    queries = widest = items = 0
+    rows = widest = items = most = 0
     for batch in batches:
         preds = batch.inputs["preds"]
-        width = preds.shape[1] if preds.ndim == 2 else 1
-        together = (queries + len(preds)) * max(widest, width)
-        most = 2 * BLOCK - 1 if values_are_free(preds) else MOST_HELD  # more is parted into blocks
-        if group and (batch.kind != kind or together > min(most, MOST_PADDING * (items + preds.numel()))):
+        new_rows, width = preds.shape if preds.ndim == 2 else (preds.shape[0], 1)
+        together = (rows + new_rows) * max(widest, width)
+        if group and (batch.kind != group[0].kind or together > min(most, MOST_PADDING * (items + new_rows * width))):
             yield group
-            group, queries, widest, items = [], 0, 0, 0
+            group, rows, widest, items = [], 0, 0, 0
+        if not group:
+            most = 2 * BLOCK - 1 if values_are_free(preds) else MOST_HELD  # more is parted into blocks
         group.append(batch)
-        kind, queries, widest, items = batch.kind, queries + len(preds), max(widest, width), items + preds.numel()
+        rows, widest, items = rows + new_rows, max(widest, width), items + new_rows * width
     if group:
         yield group
 

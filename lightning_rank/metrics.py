@@ -21,8 +21,8 @@ from lightning_rank.uncertainty import Interval, interval_of_mean
 
 
 class _Sums(NamedTuple):
-    """The constant state: of each metric a sum (or extreme) of values, their squares, queries that count and queries without a
-    value; queries with an invalid score or grade and updates with float64 scores."""
+    """The constant state: of each metric a sum (or extreme) of values, their squares, queries with a value and without; queries
+    with an invalid score or grade and updates with float64 scores."""
 
     value: Tensor
     squares: Tensor
@@ -79,7 +79,7 @@ class _Streaming(Metric):
         self.add_state("apart", torch.full((), torch.nan, dtype=torch.float64), dist_reduce_fx="max")
         self.add_state("value", torch.full((k,), start, dtype=torch.float64), dist_reduce_fx=reduction)
         self.add_state("squares", torch.zeros(k, dtype=torch.float64), dist_reduce_fx="sum")
-        # Of each metric: queries that count, queries without a value.
+        # Of each metric: queries with a value, queries without.
         self.add_state("counts", torch.zeros(2, k, dtype=torch.int64), dist_reduce_fx="sum")
         # Queries with an invalid score or grade, updates with float64 scores.
         self.add_state("seen", torch.zeros(2, dtype=torch.int64), dist_reduce_fx="sum")
@@ -193,25 +193,33 @@ class _Streaming(Metric):
 
     def _with(self, rows: Tensor) -> _Sums:
         """The constant state with some queries added."""
-        values, is_query, invalid = rows[:, :-2], rows[:, -2:-1], rows[:, -1:]
+        values, is_query, invalid = rows.split([len(self.entries), 1, 1], dim=1)
         usable = is_query > invalid
         defined = (values == values) & usable
-        num_usable, num_defined = usable.sum(), defined.sum(0)
-        num_empty, fill = num_usable - num_defined, self._fill.to(values.dtype)
-        counts = torch.where(self._counts_empty, num_usable, num_defined)
         known = torch.where(defined, values, 0)
-        value, squares = self.value, self.squares + (known * known).sum(0) + num_empty * (fill * fill)
+        with_value, without = defined.sum(0), (usable > defined).sum(0)
+        value = self.value
         if self.aggregation == "mean":
-            value = value + known.sum(0) + num_empty * fill
-        elif self.aggregation in _REDUCTION and len(rows):
-            counted = usable & (defined | self._counts_empty)
-            values = torch.where(defined, values, fill)
-            if self.aggregation == "min":
-                value = torch.minimum(value, torch.where(counted, values, torch.inf).amin(0))
-            else:
-                value = torch.maximum(value, torch.where(counted, values, -torch.inf).amax(0))
-        seen = self.seen + torch.nn.functional.pad(invalid.sum(0).long(), (0, 1))
-        return _Sums(value, squares, self.counts + torch.stack([counts, num_empty]), seen)
+            value = value + known.sum(0)
+        elif self.aggregation == "min" and len(rows):
+            value = value.minimum(torch.where(defined, values, torch.inf).amin(0))
+        elif self.aggregation == "max" and len(rows):
+            value = value.maximum(torch.where(defined, values, -torch.inf).amax(0))
+        squares, counts = self.squares + known.square().sum(0), self.counts + torch.stack([with_value, without])
+        return _Sums(value, squares, counts, self.seen + torch.nn.functional.pad(invalid.sum(0).long(), (0, 1)))
+
+    def _with_empty(self, sums: _Sums) -> _Sums:
+        """The same where queries without a value have the one that they count as; the first counts are of those that count."""
+        value, squares, (with_value, without), seen = sums
+        num_filled = torch.where(self._counts_empty, without, 0)
+        fill = self._fill.to(value.dtype)
+        if self.aggregation == "mean":
+            value = value + num_filled * fill
+        elif self.aggregation in _REDUCTION:
+            filled = value.minimum(fill) if self.aggregation == "min" else value.maximum(fill)
+            value = torch.where(num_filled > 0, filled, value)
+        squares = squares + num_filled * fill.square()
+        return _Sums(value, squares, torch.stack([with_value + num_filled, without]), seen)
 
     def _list_states(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """The states that grow: dtype, and shape of a row."""
@@ -272,7 +280,7 @@ class _Streaming(Metric):
             ids = torch.arange(len(rows), device=rows.device) if ids is None else ids
             values = rows[usable, :-2].to(torch.float64 if self.seen[1] > 0 else torch.float32)
             self._query_values = ids[usable], values.squeeze(1) if isinstance(self, RankingMetric) else values
-        self._sums = self._with(rows) if len(rows) else _Sums(self.value, self.squares, self.counts, self.seen)
+        self._sums = self._with_empty(self._with(rows))
         value, _, counts, seen = self._sums
         if seen[0] > 0:
             raise ValueError(
@@ -282,7 +290,7 @@ class _Streaming(Metric):
         for entry, empty in zip(self.entries, counts[1].tolist(), strict=True):
             if entry.empty_target_action == "error" and empty:
                 raise ValueError(
-                    f"{empty} of {int(rows[:, -2].sum() + self.counts[0].max())} queries have no relevant item, and "
+                    f"{empty} of {int(counts[0].max())} queries have no relevant item, and "
                     f"`empty_target_action='error'` was set for {entry.name}. Remove them, or use 'skip', 'neg' or 'pos'."
                 )
         if (counts[0] == 0).any():

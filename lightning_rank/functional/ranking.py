@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_rank.conventions import TIES, Gain, check_choice, discount, gains_of, sum_dtype, value_dtype, values_are_free
-from lightning_rank.flags import any_true, as_numbers, at_least, below, equals
+from lightning_rank.flags import as_numbers, at_least, below, equals
 from lightning_rank.lists import JaggedLists, Lists, PaddedLists, arrange, check_grades, check_scores, run_bounds
 
 # Up to this grade the ideal DCG is counted by levels; beyond it, or with fractions, grades are sorted.
@@ -559,10 +559,7 @@ def _rank(
     tied = None
     if ties == "average":
         same = ranked.ties_with_above(key)
-        if not is_free:
-            tied = _all_items(same)
-        elif any_true(same):
-            tied = _tied_items(same)
+        tied = _tied_items(same) if is_free else _all_items(same)
     if depth is not None:
         ranked, take, tied = _first_ranks(ranked, tied, depth, is_free=is_free)
         order = take(order)
@@ -623,21 +620,25 @@ def _order(lists: Lists, preds: Tensor, target: Tensor, ties: str, depth: int | 
     return by_grade.gather(-1, by_score), key
 
 
-def _tied_items(same: Tensor) -> Ties:
-    """From where an item is tied with the one above it, on the CPU."""
-    flags = same.numpy().ravel()
-    tied = flags.copy()
-    tied[:-1] |= flags[1:]
+def _tied_items(same: Tensor) -> Ties | None:
+    """From where an item is tied with the one above it, on the CPU; None where none is."""
     # What is tied is little, as a rule, and NumPy has less to do before it begins.
-    (at,) = tied.nonzero()
-    starts = ~flags[at]
+    (later,) = same.numpy().ravel().nonzero()
+    if not len(later):
+        return None
+    starts = np.ones(len(later) + 1, dtype=bool)
+    np.not_equal(later[1:], later[:-1] + 1, out=starts[1:-1])
     (begin,) = starts.nonzero()
-    size = np.diff(begin, append=len(at))
-    run = np.repeat(np.arange(len(begin)), size)
-    place, first = np.arange(len(at)) - begin[run], at[begin]
-    exact = sum_dtype(same.device)
-    at_, run_, first_, size_, place_ = (torch.from_numpy(x) for x in (at, run, first[run], size[run], place))
-    return Ties(at_, run_, len(begin), first_, size_.to(exact), place_.to(exact))
+    size = np.diff(begin) + 1
+    run = np.repeat(np.arange(len(size)), size)
+    # Each run has an item more than there are later ones in it.
+    place = np.arange(len(run)) - (begin[:-1] + np.arange(len(size)))[run]
+    first = (later[begin[:-1]] - 1)[run]
+    exact = np.float64
+    at, run_, first_, size_, place_ = (
+        torch.from_numpy(x) for x in (first + place, run, first, size.astype(exact)[run], place.astype(exact))
+    )
+    return Ties(at, run_, len(size), first_, size_, place_)
 
 
 def _all_items(same: Tensor) -> Ties:
