@@ -95,6 +95,14 @@ def test_validate_and_test_repeat_what_fit_measured(fitted):
     assert re.search(r"val/ndcg@10\D+?\d\.\d+", run("validate", *config, cwd=folder))
 
 
+def test_a_checkpoint_beyond_the_last_epoch_is_one_line(fitted, tmp_path):
+    config = fitted[0] / "lightning_logs" / "version_0" / "config.yaml"
+    last = config.parent / "checkpoints" / "last.ckpt"
+    output = run("fit", "--config", str(config), "--trainer.max_epochs=1", "--ckpt_path", str(last), cwd=tmp_path, status=1)
+    assert re.search(r"lightning-rank: error: You restored a checkpoint with current_epoch=\d, .*max_epochs=1", output)
+    assert "Traceback" not in output
+
+
 def test_without_a_logger_evaluation_writes_no_configuration_and_fit_none_over_another(fitted, tmp_path):
     config = fitted[0] / "lightning_logs" / "version_0" / "config.yaml"
     (checkpoint,) = config.parent.glob("checkpoints/best-*.ckpt")
@@ -178,6 +186,11 @@ def test_without_a_configuration_monitor_and_checkpoint_are_there(tmp_path):
         (["fit", "--data=LetorDataModule", "--data.train=nowhere.txt"], 1, r"nowhere\.txt"),
         (["fit", "--data=SyntheticDataModule", "--data.difficulty=2"], 1, r"`difficulty`.*got 2"),
         (["fit", "--data=SyntheticDataModule", "--model.loss=aprox"], 1, r"Unknown loss 'aprox'.*'approx_ndcg'"),
+        (
+            ["fit", "--data=SyntheticDataModule", "--trainer.limit_val_batches=-1"],
+            1,
+            r"invalid value -1 for limit_val_batches",
+        ),
         (["fit", "--data=SyntheticDataModule", "--data.batch=3"], 2, r"'batch' is not accepted"),
         (
             ["fit", "--data=SyntheticDataModule", "--model.loss=ApproxNDCGLoss", "--model.loss.temperature=hot"],

@@ -20,6 +20,7 @@ from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -259,7 +260,11 @@ def evaluate(
 
 
 def run(args: list[str] | None) -> None:
-    """Run a subcommand of LightningCLI; None takes those of the process."""
+    """Run a subcommand of LightningCLI; None takes those of the process.
+
+    Raises:
+        ValueError: also for what Lightning finds wrong with the configuration.
+    """
     # Advice on speed that is wrong for data in memory, and a deprecation inside Lightning that no user can act on.
     for advice in (
         ".*does not have many workers.*",
@@ -267,23 +272,26 @@ def run(args: list[str] | None) -> None:
         ".*isinstance.treespec, LeafSpec.*",
     ):
         warnings.filterwarnings("ignore", advice)
-    RankingCLI(
-        RankingModule,
-        LightningDataModule,
-        subclass_mode_data=True,
-        seed_everything_default=0,
-        save_config_callback=_SaveConfig,
-        trainer_defaults={"max_epochs": 50},
-        parser_kwargs={
-            "version": __version__,
-            "prog": "lightning-rank",
-            "description": "Train and evaluate rankers with PyTorch Lightning. Files of results are judged by "
-            "'lightning-rank evaluate' and 'lightning-rank compare' and shown by 'lightning-rank explain' and 'lightning-rank "
-            "report', experiments by 'lightning-rank signals', 'lightning-rank experiment' and 'lightning-rank gate', data sets "
-            "are looked into by 'lightning-rank data'; each has a --help.",
-        },
-        args=args,
-    )
+    try:
+        RankingCLI(
+            RankingModule,
+            LightningDataModule,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            save_config_callback=_SaveConfig,
+            trainer_defaults={"max_epochs": 50},
+            parser_kwargs={
+                "version": __version__,
+                "prog": "lightning-rank",
+                "description": "Train and evaluate rankers with PyTorch Lightning. Files of results are judged by "
+                "'lightning-rank evaluate' and 'lightning-rank compare' and shown by 'lightning-rank explain' and "
+                "'lightning-rank report', experiments by 'lightning-rank signals', 'lightning-rank experiment' and 'lightning-rank "
+                "gate', data sets are looked into by 'lightning-rank data'; each has a --help.",
+            },
+            args=args,
+        )
+    except MisconfigurationException as error:
+        raise ValueError(str(error)) from error
     # Else threads of gloo may abort the process as Python ends; with PyTorch 2.4 this may wait for them for ever.
     if (
         torch.distributed.is_available()
