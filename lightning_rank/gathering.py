@@ -114,7 +114,7 @@ def _kind(inputs: dict[str, Tensor]) -> tuple[object, ...] | None:
         if name not in _JOINABLE or not isinstance(value, Tensor):
             return None
         kind += name, value.dtype, value.device
-    if preds.shape != target.shape or not 0 < preds.numel() <= BLOCK // 2:
+    if preds.shape != target.shape or not 0 < preds.numel() <= BLOCK:
         return None
     if offsets is not None:
         fits = preds.ndim == 1 and offsets.ndim == 1 and mask is None and len(offsets) > 0
