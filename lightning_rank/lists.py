@@ -219,7 +219,7 @@ class PaddedLists(Lists):
         bits = _as_integers(key)
         if self.mask is not None:
             # NaN sorts behind everything, so padding ends up behind an item whose score is -inf; no two have the same bits.
-            nan = self.position.int() + _NAN_BITS
+            nan = self.position.int() | _NAN_BITS
             bits.bitwise_xor_(nan).bitwise_and_(self._inside).bitwise_xor_(nan)
         packed = bits.long().bitwise_left_shift_(32).bitwise_or_(self.position)
         packed.numpy().sort(axis=-1)

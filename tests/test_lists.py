@@ -73,6 +73,8 @@ def test_order_is_descending_within_each_query(data):
     assert per_query(lists.sorted(), lists.ties_with_above(key)) == [
         [i > 0 and row[i] == row[i - 1] for i in range(len(row))] for row in per_query(lists.sorted(), ranked)
     ]
+    padding = lists.sorted().valid.logical_not().expand(key.shape)
+    assert not (lists.ties_with_above(key) & padding).any()
 
 
 def test_position_counts_from_zero_in_each_query():
