@@ -107,7 +107,7 @@ def five_parts(tmp_path):
 
 
 def test_benchmark_of_retrieval(tmp_path):
-    sizes = ("--users=300", "--items=2000", "--size=8", "--rounds=1", "--queries=64", "--batch=16")
+    sizes = ("--users=300", "--items=2000", "--size=8", "--rounds=1", "--queries=64", "--batch=16", "--turns=1")
     output = run("benchmarks/retrieval.py", *sizes, cwd=tmp_path)
     assert len(re.findall(r" MiB$", output, flags=re.MULTILINE)) == 6
     assert re.search(r"^two, a thread each +\d", output, flags=re.MULTILINE)
