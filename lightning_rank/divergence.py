@@ -43,10 +43,10 @@ def explain_divergence(
     shown = ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
     queries = f" Queries of the batch, by id: {shown}." if names else ""
     kept = last_checkpoint(trainer)
-    left = f"The last checkpoint is {kept}" if kept else "No checkpoint was written yet"
+    left = f"The last checkpoint is {kept}; go on from there, or" if kept else "No checkpoint was written yet; begin"
     return (
-        f"Training stopped at batch {batch_idx} of epoch {epoch}: {what}{cause}{queries} {left}; go on from there, or anew, with a "
-        "lower learning rate, with gradient_clip_val, or without what is wrong with the data."
+        f"Training stopped at batch {batch_idx} of epoch {epoch}: {what}{cause}{queries} {left} anew, with a lower learning rate, "
+        "with gradient_clip_val, or without what is wrong with the data."
     )
 
 

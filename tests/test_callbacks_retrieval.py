@@ -221,6 +221,7 @@ def test_each_namespace_has_it_as_a_callback_of_its_own(namespace):
     [
         (lambda u: {}, r"needs Towers\.validation_step to return .*the keys that came are 'query'\. Rename with"),
         (lambda u: {"relevant": u + ITEMS}, rf"batch 0: `relevant` must be rows of the {ITEMS} items"),
+        (lambda u: {"relevant": u - ITEMS}, r"got -\d+\. Is it padding\? Give `relevant_mask`, False there\."),
         (lambda u: {"relevant": torch.zeros(len(u), 2).long()}, "item 0 came twice for query 0"),
         (lambda u: {"relevant": u, "grade": torch.ones(2)}, r"`grade` must be like `relevant`, \[4\], got \[2\]"),
         (lambda u: {"relevant": u, "query": torch.full((4, 3), torch.nan)}, "`query` must be finite: row 0 is not"),

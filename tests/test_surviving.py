@@ -160,14 +160,17 @@ def test_the_command_tells_of_a_bad_checkpoint_in_one_line(checkpoint):
         return said.splitlines()[-1]
 
     small, linear = ["--model.scorer=MLPScorer", "--model.scorer.hidden=[8]"], ["--model.scorer=LinearScorer"]
-    larger = ["--model.scorer=MLPScorer", "--model.scorer.hidden=[9]", "--model.scorer.num_features=4"]
+    larger = ["--model.scorer=MLPScorer", "--model.scorer.hidden=[9]"]
     assert "lightning-rank: error" not in told(small, "bad.ckpt", 0)
     assert re.search(
         r"error: The checkpoint bad.ckpt is one of another model than RankingModule with LinearScorer as configured: "
         r"scorer.network.weight is missing; .* Give the config.yaml",
         told(linear, "bad.ckpt"),
     )
-    assert "scorer.network.0.bias is [8], that of the model [9]" in told(larger, "bad.ckpt")
+    assert "scorer.network.0.bias is [8], that of the model [9]" in told(
+        [*larger, "--model.scorer.num_features=4"], "bad.ckpt"
+    )
+    assert "scorer.network.0.weight has 8 outputs, that of the model 9" in told(larger, "bad.ckpt")
     assert "error: There is no checkpoint nowhere.ckpt. Take another of" in told(small, "nowhere.ckpt")
     torch.save([1, 2], folder / "list.ckpt")
     assert "list.ckpt holds no `state_dict`, so it is no checkpoint of Lightning." in told(small, "list.ckpt")
@@ -506,3 +509,14 @@ def test_ctrl_c_says_what_to_go_on_from(tmp_path):
     assert named, told
     # The newest: the best one, where it was just written and the last one would have followed.
     assert max(last.parent.iterdir(), key=lambda path: path.stat().st_mtime).samefile(tmp_path / named[1])
+
+
+@pytest.mark.parametrize(
+    "options", [["--data=SyntheticDataModule"], ["--config", str(FOLDER.parent / "configs/synthetic.yaml")]]
+)
+def test_the_last_checkpoint_is_of_the_last_epoch_also_where_an_earlier_one_is_the_best(options, tmp_path):
+    run("fit", *options, "--data.num_train=20", "--data.num_val=10", "--data.num_test=10", "--trainer.max_epochs=4",
+        "--trainer.accelerator=cpu", "--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0", cwd=tmp_path)  # fmt: skip
+    folder = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["best-epoch=0.ckpt", "last.ckpt"]
+    assert torch.load(folder / "last.ckpt", weights_only=True)["epoch"] == 3

@@ -22,6 +22,7 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
+from torch.nn import LazyLinear
 from torch.nn.parameter import is_lazy
 
 from lightning_rank import __version__
@@ -72,6 +73,12 @@ class RankingCLI(LightningCLI):
             for name, weight in self.model.named_parameters()
             if name in kept and not is_lazy(weight) and kept[name] != weight.shape
         ]
+        # Of a layer that takes its inputs from the first data, the outputs are known.
+        wrong += [
+            f"{name}.weight has {kept[f'{name}.weight'][0]} outputs, that of the model {layer.out_features}"
+            for name, layer in self.model.named_modules()
+            if isinstance(layer, LazyLinear) and kept.get(f"{name}.weight", [layer.out_features])[0] != layer.out_features
+        ]
         if wrong:
             more = f", and {len(wrong) - 4} more" if len(wrong) > 4 else ""
             raise ValueError(
@@ -97,9 +104,10 @@ class RankingCLI(LightningCLI):
                     mode="max",
                     filename="best-epoch={epoch}",
                     auto_insert_metric_name=False,
-                    save_last=True,
                 )
             )
+            # Of each epoch: `save_last` of the one above writes with the best ones alone.
+            callbacks.append(ModelCheckpoint(filename="last", enable_version_counter=False))
         shows_progress = trainer.get("enable_progress_bar") is not False
         if shows_progress and not has(ProgressBar) and find_spec("rich") is not None:
             callbacks.append(_RichProgressBar(leave=False))

@@ -141,7 +141,8 @@ def item_lists(
     items = items.long()
     if len(items) and (items.min() < 0 or items.max() >= num_items):
         wrong = items[(items < 0) | (items >= num_items)][0]
-        raise ValueError(f"`{name}` must be rows of the {num_items} items, 0 to {num_items - 1}, got {int(wrong)}.")
+        advice = f" Is it padding? Give `{name}_mask`, False there." if mask is None and wrong < 0 else ""
+        raise ValueError(f"`{name}` must be rows of the {num_items} items, 0 to {num_items - 1}, got {int(wrong)}.{advice}")
     return ItemLists(items, offsets)
 
 
