@@ -218,8 +218,8 @@ class PaddedLists(Lists):
         # half of an int64 and the position into the lower, which also makes it stable. In place, since memory is what costs.
         bits = _as_integers(key)
         if self.mask is not None:
-            # NaN sorts behind everything, so padding ends up behind an item whose score is -inf. It has as many bit patterns as
-            # no list has items, 4 million, so that no two places have the same.
+            # NaN sorts behind everything, so padding ends up behind an item whose score is -inf. Each place has one of NaN's 4
+            # million bit patterns for itself.
             nan = self.position.int() | _NAN_BITS
             bits.bitwise_xor_(nan).bitwise_and_(self._inside).bitwise_xor_(nan)
         packed = bits.long().bitwise_left_shift_(32).bitwise_or_(self.position)
